@@ -1,0 +1,198 @@
+package graph
+
+import (
+	"fmt"
+	"sort"
+)
+
+// Plane tells what a kind works on.
+type Plane uint8
+
+// The three planes.
+const (
+	PacketPlane Plane = iota + 1
+	StreamPlane
+	ControlPlane
+)
+
+// String answers packet, stream or control.
+func (p Plane) String() string { return [...]string{"", "packet", "stream", "control"}[p] }
+
+// Fate is what becomes of packets that leave by an output for which the file
+// draws no edge.
+type Fate uint8
+
+const (
+	// Must: the file has to draw the edge.
+	Must Fate = iota
+	// Drop: they drop; the output's name is the reason.
+	Drop
+	// Punt: they go to the kernel where there is a way, else drop as no_punt.
+	Punt
+)
+
+// String answers must, drop or punt.
+func (f Fate) String() string { return [...]string{"must", "drop", "punt"}[f] }
+
+// An Output is a way out of a node.
+type Output struct {
+	Name           string
+	Only           Facts // held on entry by every packet that leaves here
+	Gives, Removes Facts
+	Else           Fate
+	Reply          bool // the packet goes back to where it came from
+	Doc            string
+}
+
+// A Counter is something counted that is no drop.
+type Counter struct{ Name, Doc string }
+
+// Def says everything about a kind of node. C is its configuration: a struct
+// whose fields carry the tags that package conf describes; struct{} for none.
+type Def[C any] struct {
+	Kind    string
+	Summary string // one sentence without full stop
+	Source  bool   // begins a pipeline
+
+	Needs, Forbids Facts // must hold, must not hold, on every packet that arrives
+	Outputs        []Output
+	// OutputsOf answers outputs that the configuration names, or that exist only
+	// if it asks for them; they follow Outputs.
+	OutputsOf func(C) []Output
+	Counters  []Counter
+	// Headroom is the bytes written in front of the frame.
+	Headroom int
+	// Overhead answers the bytes added to a packet, by the outer family.
+	Overhead func(C) (v4, v6 int)
+	// Frames answers how many frames a core may hold, and make in one pass.
+	Frames func(C) (holds, makes int)
+
+	Defaults C
+	// Check looks at what tags cannot say. It answers a sentence for the operator.
+	Check func(C) error
+	// Single allows one instance of the kind in a file.
+	Single bool
+
+	// Exactly one of these builds the kind, and says its plane.
+	Packets func(C, *Env) (Maker, error)
+	Control func(C, *Env) (Control, error)
+}
+
+// Register makes a kind known. It is called from init functions; a programmer's
+// mistake panics.
+func Register[C any](d Def[C]) {
+	k, err := newKind(d)
+	if err != nil {
+		panic(fmt.Sprintf("graph.Register(%q): %v", d.Kind, err))
+	}
+	if _, twice := kinds[k.Name]; twice {
+		panic(fmt.Sprintf("graph.Register(%q): registered twice", d.Kind))
+	}
+	kinds[k.Name] = k
+}
+
+var kinds = map[string]*Kind{}
+
+// Lookup answers the kind of that name, or nil.
+func Lookup(name string) *Kind { return kinds[name] }
+
+// Kinds answers all registered kinds, by name.
+func Kinds() []*Kind {
+	all := make([]*Kind, 0, len(kinds))
+	for _, k := range kinds {
+		all = append(all, k)
+	}
+	sort.Slice(all, func(i, j int) bool { return all[i].Name < all[j].Name })
+	return all
+}
+
+// Kind is a registered Def, without its type parameter.
+type Kind struct {
+	Name, Summary  string
+	Plane          Plane
+	Source, Single bool
+	Needs, Forbids Facts
+	Outputs        []Output
+	Counters       []Counter
+	Headroom       int
+
+	// NewConfig answers a pointer to a new copy of the defaults.
+	NewConfig func() any
+	// The functions below take what NewConfig answered, filled in.
+	CheckConfig func(any) error
+	OutputsOf   func(any) []Output // all outputs, Outputs first
+	Overhead    func(any) (v4, v6 int)
+	Frames      func(any) (holds, makes int)
+	Packets     func(any, *Env) (Maker, error)
+	Control     func(any, *Env) (Control, error)
+}
+
+// Sink tells that packets end here: the kind has no output with an edge to draw.
+func (k *Kind) Sink() bool {
+	for _, o := range k.Outputs {
+		if o.Else == Must {
+			return false
+		}
+	}
+	return true
+}
+
+func newKind[C any](d Def[C]) (*Kind, error) {
+	if d.Kind == "" || d.Summary == "" {
+		return nil, fmt.Errorf("kind and summary are required")
+	}
+	if (d.Packets == nil) == (d.Control == nil) {
+		return nil, fmt.Errorf("exactly one of Packets and Control builds a kind")
+	}
+	k := &Kind{
+		Name: d.Kind, Summary: d.Summary, Source: d.Source, Single: d.Single,
+		Needs: d.Needs, Forbids: d.Forbids, Outputs: d.Outputs, Counters: d.Counters, Headroom: d.Headroom,
+	}
+	seen := map[string]bool{}
+	for _, o := range d.Outputs {
+		if o.Name == "" || seen[o.Name] {
+			return nil, fmt.Errorf("output %q: names are required and unique", o.Name)
+		}
+		seen[o.Name] = true
+		if o.Gives&o.Removes != 0 {
+			return nil, fmt.Errorf("output %q gives and removes %s", o.Name, o.Gives&o.Removes)
+		}
+	}
+	if d.Needs&d.Forbids != 0 {
+		return nil, fmt.Errorf("needs and forbids %s", d.Needs&d.Forbids)
+	}
+	k.NewConfig = func() any { c := d.Defaults; return &c }
+	k.CheckConfig = func(c any) error {
+		if d.Check == nil {
+			return nil
+		}
+		return d.Check(*c.(*C))
+	}
+	k.OutputsOf = func(c any) []Output {
+		if d.OutputsOf == nil {
+			return d.Outputs
+		}
+		return append(append([]Output(nil), d.Outputs...), d.OutputsOf(*c.(*C))...)
+	}
+	k.Overhead = func(c any) (int, int) {
+		if d.Overhead == nil {
+			return 0, 0
+		}
+		return d.Overhead(*c.(*C))
+	}
+	k.Frames = func(c any) (int, int) {
+		if d.Frames == nil {
+			return 0, 0
+		}
+		return d.Frames(*c.(*C))
+	}
+	switch {
+	case d.Packets != nil:
+		k.Plane = PacketPlane
+		k.Packets = func(c any, e *Env) (Maker, error) { return d.Packets(*c.(*C), e) }
+	default:
+		k.Plane = ControlPlane
+		k.Control = func(c any, e *Env) (Control, error) { return d.Control(*c.(*C), e) }
+	}
+	return k, nil
+}

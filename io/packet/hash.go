@@ -1,0 +1,51 @@
+package packet
+
+import "math/bits"
+
+// The keys of the selection hash. They are the first 64-bit words of the
+// fractional part of pi and will never change: every node
+// of every version must pick the same backend for the same flow.
+const (
+	hashK0 = 0x243f6a8885a308d3
+	hashK1 = 0x13198a2e03707345
+	hashK2 = 0xa4093822299f31d1
+	hashK3 = 0x082efa98ec4e6c89
+	hashK4 = 0x452821e638d01377
+	hashK5 = 0xbe5466cf34e90c6d
+)
+
+// Mix folds the 128-bit product of a and b to 64 bits. It is the step of the
+// selection hash; a zero argument gives zero.
+func Mix(a, b uint64) uint64 {
+	hi, lo := bits.Mul64(a, b)
+	return hi ^ lo
+}
+
+// FlowHash is the selection hash of a flow: fixed, keyless and independent of the
+// architecture. With Mix as above, K0 … K5 the keys above and words read big-endian,
+//
+//	s = Mix(src.Hi ^ K0, src.Lo ^ K1)
+//	d = Mix(dst.Hi ^ K2, dst.Lo ^ K3)
+//	p = sport<<32 | dport<<16 | proto
+//	FlowHash = Mix(s ^ p ^ K4, d ^ K5)
+//
+// Ports are 0 for protocols without ports. Test vectors stand in hash_test.go and
+// in docs/selection.md.
+func FlowHash(src, dst Addr, sport, dport uint16, proto uint8) uint64 {
+	s := Mix(src.Hi^hashK0, src.Lo^hashK1)
+	d := Mix(dst.Hi^hashK2, dst.Lo^hashK3)
+	p := uint64(sport)<<32 | uint64(dport)<<16 | uint64(proto)
+	return Mix(s^p^hashK4, d^hashK5)
+}
+
+// AffinityHash is the selection hash of a VIP with source affinity: the client's
+// address alone counts. It equals Mix(Mix(src.Hi ^ K0, src.Lo ^ K1) ^ K4, K5).
+func AffinityHash(src Addr) uint64 {
+	return Mix(Mix(src.Hi^hashK0, src.Lo^hashK1)^hashK4, hashK5)
+}
+
+// Reduce maps a hash to 0 … n−1 by multiply-shift, without division. It uses the
+// hash's upper half.
+func Reduce(h uint64, n uint32) uint32 {
+	return uint32((h >> 32) * uint64(n) >> 32)
+}
