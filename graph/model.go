@@ -1,6 +1,8 @@
 package graph
 
 import (
+	"time"
+
 	"github.com/hashicorp/hcl/v2"
 
 	"github.com/lbgraph/lbgraph/control/state"
@@ -45,12 +47,12 @@ type GraphConfig struct {
 	// Rings is the size of each ring of a queue.
 	Rings int `hcl:"rings,optional" range:"64,32768" doc:"entries of each ring of a queue, a power of two"`
 	// Gather waits for fuller vectors.
-	Gather string `hcl:"gather,optional" kind:"duration" doc:"time to wait for a fuller vector; 0s runs what is there at once"`
+	Gather time.Duration `hcl:"gather,optional" doc:"time to wait for a fuller vector; 0s runs what is there at once"`
 }
 
 // GraphDefaults are the values of a graph block that says nothing.
 func GraphDefaults() GraphConfig {
-	return GraphConfig{NetworkMTU: 1500, Frames: 1024, Chunk: 2048, Rings: 2048, Gather: "0s"}
+	return GraphConfig{NetworkMTU: 1500, Frames: 1024, Chunk: 2048, Rings: 2048}
 }
 
 // An Instance is one node of a graph, or one control block.
