@@ -1,0 +1,62 @@
+# What can be done in this tree. `make` alone lists it.
+
+GO      ?= go
+BIN     := bin/lbgraph
+VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+LDFLAGS := -s -w -X github.com/lbgraph/lbgraph/cmd.version=$(VERSION)
+TESTSUM := $(GO) run ./internal/testsum
+
+# Packages whose goroutines share memory: these run under the race detector too.
+RACE := ./runtime/... ./control/... ./graph/... ./io/ring/... ./io/mem/... ./cmd/...
+
+.PHONY: help build check test race lint gen demo bench soak open clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+build: ## build bin/lbgraph (needs Go alone)
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN) ./cmd/lbgraph
+
+check: build ## build, vet, gofmt, unit and golden tests, floor plan: under two minutes, without privileges
+	$(GO) vet ./...
+	@bad=$$(gofmt -l $$(git ls-files '*.go')); if [ -n "$$bad" ]; then echo "not gofmt'ed:" $$bad; exit 1; fi
+	$(TESTSUM) -quiet -- -short ./...
+
+# Tests that make namespaces and interfaces are named TestNet…; they run one
+# package after the other, for they measure time and share two cores with their
+# own traffic.
+test: build ## everything, as root: also namespaces with real AF_XDP; installs what is missing
+	.ci/install test
+	$(TESTSUM) $(SUMFLAGS) -out bin/tests.tsv \
+		-- -count=1 -timeout 10m -skip '^TestNet' ./... \
+		-- -count=1 -timeout 15m -p 1 -run '^TestNet' ./... \
+		-- -count=1 -timeout 10m -short -race $(RACE)
+	$(GO) run ./internal/coverage -results bin/tests.tsv
+
+race: ## unit tests under the race detector
+	$(TESTSUM) -- -short -race ./...
+
+lint: ## go vet and staticcheck, at the versions that go.mod pins
+	$(GO) vet ./...
+	$(GO) tool staticcheck ./...
+
+gen: ## write the generated files anew: XDP objects, node references, the drawing
+	.ci/install gen
+	$(GO) generate ./...
+
+demo: build ## a client, a router, a balancer and three backends in namespaces, with real requests (as root)
+	.ci/install demo
+	$(BIN) demo
+
+bench: ## all benchmarks, as lines for benchstat
+	$(GO) test -run '^$$' -bench . -benchmem ./...
+
+soak: ## long runs: every fuzz target for a minute, and tests that take minutes
+	.ci/fuzz 60s
+	LBGRAPH_SOAK=1 $(TESTSUM) -- -count=1 -timeout 2h -p 1 -run 'Soak' ./...
+
+open: ## what is promised and not yet held
+	$(GO) run ./internal/coverage
+
+clean: ## remove what was built
+	rm -rf bin

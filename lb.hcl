@@ -1,0 +1,59 @@
+# The worked example: one balancer on one interface. `lbgraph check lb.hcl` looks
+# at it, `lbgraph dot lb.hcl` draws it, `make demo` runs it.
+
+variable "uplink" { default = "eth0" } # lbgraph run lb.hcl -var uplink=ens3
+
+locals {
+  web4 = "203.0.113.80"
+  web6 = "2001:db8::80"
+}
+
+# Who does the work. Flows are shared out by weight; a backend strips GRE and
+# answers clients directly.
+pool "web" {
+  backend "web-1" { address = "10.0.1.1" }
+  backend "web-2" { address = "10.0.1.2" }
+  backend "web-3" { address = "10.0.1.3" }
+}
+
+# What clients call.
+vip "web" {
+  address  = local.web4
+  protocol = "tcp"
+  ports    = [80, 443]
+  pool     = pool.web
+}
+
+vip "web6" {
+  address  = local.web6
+  protocol = "tcp"
+  ports    = [80, 443]
+  pool     = pool.web
+}
+
+vip "echo" { # UDP on the same address, by the same backends
+  address  = local.web4
+  protocol = "udp"
+  ports    = [7]
+  pool     = pool.web
+}
+
+graph "edge" {
+  network_mtu = 1500
+
+  path {
+    main      = [rx, parse, vip-classify, frag-pin, ct.hit, clamp, mtu, gre, tx]
+    new_flow  = [ct.miss, maglev-select, clamp]
+    fragments = [parse.fragment, vip-classify.fragment, frag-pin.pinned, mtu]
+    icmp      = [parse.icmp, vip-classify.icmp, icmp-vip, ct] # errors carry the flow they quote
+    echo      = [icmp-vip.reply, tx]
+    too_big   = [mtu.reply, tx]
+  }
+
+  node "xdp-rx" "rx" { interface = var.uplink }
+  node "conntrack" "ct" {}
+  node "mss-clamp" "clamp" {}
+  node "mtu-check" "mtu" {}
+  node "gre-encap" "gre" {}
+  node "xdp-tx" "tx" {}
+}
