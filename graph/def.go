@@ -66,6 +66,17 @@ type Def[C any] struct {
 	Overhead func(C) (v4, v6 int)
 	// Frames answers how many frames a core may hold, and make in one pass.
 	Frames func(C) (holds, makes int)
+	// TakesOverhead tells that the kind works with the bytes that encapsulation
+	// behind it adds (Env.Overhead4 and 6): the checker sees to it that they are
+	// the same on every way.
+	TakesOverhead bool
+	// Guards tells that what leaves the kind fits the network's MTU once it is
+	// encapsulated. The checker warns of encapsulated packets that passed no guard.
+	Guards bool
+	// Interface answers the interface that a source receives from or a sink sends
+	// to; "" where replies may leave whatever interface they came by. The checker
+	// sees to it that replies leave by the interface they came by.
+	Interface func(C) string
 
 	Defaults C
 	// Check looks at what tags cannot say. It answers a sentence for the operator.
@@ -115,6 +126,8 @@ type Kind struct {
 	Outputs        []Output
 	Counters       []Counter
 	Headroom       int
+	TakesOverhead  bool
+	Guards         bool
 
 	// NewConfig answers a pointer to a new copy of the defaults.
 	NewConfig func() any
@@ -123,6 +136,7 @@ type Kind struct {
 	OutputsOf   func(any) []Output // all outputs, Outputs first
 	Overhead    func(any) (v4, v6 int)
 	Frames      func(any) (holds, makes int)
+	Interface   func(any) string
 	Packets     func(any, *Env) (Maker, error)
 	Control     func(any, *Env) (Control, error)
 }
@@ -147,6 +161,7 @@ func newKind[C any](d Def[C]) (*Kind, error) {
 	k := &Kind{
 		Name: d.Kind, Summary: d.Summary, Source: d.Source, Single: d.Single,
 		Needs: d.Needs, Forbids: d.Forbids, Outputs: d.Outputs, Counters: d.Counters, Headroom: d.Headroom,
+		TakesOverhead: d.TakesOverhead, Guards: d.Guards,
 	}
 	seen := map[string]bool{}
 	for _, o := range d.Outputs {
@@ -185,6 +200,12 @@ func newKind[C any](d Def[C]) (*Kind, error) {
 			return 0, 0
 		}
 		return d.Frames(*c.(*C))
+	}
+	k.Interface = func(c any) string {
+		if d.Interface == nil {
+			return ""
+		}
+		return d.Interface(*c.(*C))
 	}
 	switch {
 	case d.Packets != nil:
