@@ -77,6 +77,11 @@ type Def[C any] struct {
 	// to; "" where replies may leave whatever interface they came by. The checker
 	// sees to it that replies leave by the interface they came by.
 	Interface func(C) string
+	// Ports answers the ports that the kind will ask Env.Port for: the Engine
+	// sizes its memory and counts its cores before it opens any.
+	Ports func(C) []PortSpec
+	// Cores answers the least number of cores that the kind works on.
+	Cores func(C) int
 
 	Defaults C
 	// Check looks at what tags cannot say. It answers a sentence for the operator.
@@ -136,6 +141,8 @@ type Kind struct {
 	OutputsOf   func(any) []Output // all outputs, Outputs first
 	Overhead    func(any) (v4, v6 int)
 	Frames      func(any) (holds, makes int)
+	Ports       func(any) []PortSpec
+	Cores       func(any) int
 	Interface   func(any) string
 	Packets     func(any, *Env) (Maker, error)
 	Control     func(any, *Env) (Control, error)
@@ -206,6 +213,18 @@ func newKind[C any](d Def[C]) (*Kind, error) {
 			return ""
 		}
 		return d.Interface(*c.(*C))
+	}
+	k.Ports = func(c any) []PortSpec {
+		if d.Ports == nil {
+			return nil
+		}
+		return d.Ports(*c.(*C))
+	}
+	k.Cores = func(c any) int {
+		if d.Cores == nil {
+			return 1
+		}
+		return d.Cores(*c.(*C))
 	}
 	switch {
 	case d.Packets != nil:

@@ -31,8 +31,8 @@ type Maker func(Core) (Node, error)
 type (
 	// AfterSender is told at the end of a pass which lanes that have a backend
 	// were sent or handed to another core. It reads columns only; the frames'
-	// bytes may be gone. lanes is a subset of those that visited the node or, for
-	// packets that entered the pass behind it, of those that carry a backend.
+	// bytes may be gone. lanes visited the node in this pass, or entered the pass
+	// behind some node (released, or from another core); a packet is told once.
 	AfterSender interface {
 		AfterSend(v *packet.Vector, lanes packet.Lanes)
 	}
@@ -107,6 +107,9 @@ type Core interface {
 	// Tell sends a message to this node's worker on core; ok is false when the
 	// ring is full.
 	Tell(core int, m *Message) (ok bool)
+	// Unchain frees all frames of the lane's packet but the first, and sets Chain
+	// and Total to match: for an answer that takes the place of a long packet.
+	Unchain(v *packet.Vector, lane int)
 	// Sent says that the frames of lanes belong to a port now.
 	Sent(v *packet.Vector, lanes packet.Lanes)
 	// Punt gives lanes to the kernel, where there is a way; the answered lanes
@@ -132,7 +135,10 @@ type Env struct {
 	// Port opens a port, or answers the one that is open under the same spec
 	// since before a reload. The Engine closes it when no graph uses it.
 	Port func(PortSpec) (Port, error)
-	Log  *zap.Logger
+	// Addrs answers the addresses of the graph's interfaces, in the kernel's order.
+	// It is complete only once all nodes are built: call it from the Maker.
+	Addrs func() []netip.Addr
+	Log   *zap.Logger
 }
 
 // A PortSpec names a port. Two equal specs are one port.

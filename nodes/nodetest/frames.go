@@ -21,6 +21,8 @@ var (
 	Client6 = netip.MustParseAddr("2001:db8:c::7")
 	VIP4    = netip.MustParseAddr("203.0.113.10")
 	VIP6    = netip.MustParseAddr("2001:db8::10")
+	Local4  = netip.MustParseAddr("192.0.2.1") // of the balancer's interface
+	Local6  = netip.MustParseAddr("2001:db8:f::1")
 	ToMAC   = net.HardwareAddr{2, 0, 0, 0, 0, 1} // of the balancer
 	FromMAC = net.HardwareAddr{2, 0, 0, 0, 0, 2} // of the router
 )

@@ -5,6 +5,7 @@ package nodetest
 
 import (
 	"fmt"
+	"net/netip"
 	"sort"
 	"testing"
 	"unsafe"
@@ -127,6 +128,7 @@ func New[C any](t testing.TB, kind string, configure func(*C), opts ...Option) *
 		Port: func(s graph.PortSpec) (graph.Port, error) {
 			return nil, fmt.Errorf("no port %q in this test", s.Name)
 		},
+		Addrs: func() []netip.Addr { return []netip.Addr{Local4, Local6} },
 	}
 	for _, o := range opts {
 		o(r)
@@ -448,6 +450,14 @@ func (w *Worker) Tell(core int, m *graph.Message) bool {
 	}
 	w.Told = append(w.Told, Told{core, *m})
 	return true
+}
+
+// Unchain is part of graph.Core.
+func (w *Worker) Unchain(v *packet.Vector, lane int) {
+	for f := v.Chain[lane&63]; f != packet.NoFrame; f = w.links[f].Next {
+		w.free = append(w.free, f)
+	}
+	v.Chain[lane&63], v.Total[lane&63] = packet.NoFrame, v.Len[lane&63]
 }
 
 // Sent is part of graph.Core.
