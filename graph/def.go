@@ -82,6 +82,8 @@ type Def[C any] struct {
 	Ports func(C) []PortSpec
 	// Cores answers the least number of cores that the kind works on.
 	Cores func(C) int
+	// Ring answers the entries that each ring between two cores needs.
+	Ring func(C) int
 
 	Defaults C
 	// Check looks at what tags cannot say. It answers a sentence for the operator.
@@ -143,6 +145,7 @@ type Kind struct {
 	Frames      func(any) (holds, makes int)
 	Ports       func(any) []PortSpec
 	Cores       func(any) int
+	Ring        func(any) int
 	Interface   func(any) string
 	Packets     func(any, *Env) (Maker, error)
 	Control     func(any, *Env) (Control, error)
@@ -219,6 +222,12 @@ func newKind[C any](d Def[C]) (*Kind, error) {
 			return nil
 		}
 		return d.Ports(*c.(*C))
+	}
+	k.Ring = func(c any) int {
+		if d.Ring == nil {
+			return 0
+		}
+		return d.Ring(*c.(*C))
 	}
 	k.Cores = func(c any) int {
 		if d.Cores == nil {

@@ -97,6 +97,8 @@ type Core interface {
 	// Alloc takes a free frame for a packet of the node's own making; ok is false
 	// when there is none.
 	Alloc() (f uint32, ok bool)
+	// Free gives back a frame from Alloc that will not be emitted.
+	Free(f uint32)
 	// Emit sends the packet that r describes, in a frame from Alloc, on behind
 	// output of this node, before the next receive. The loop counts it as made.
 	Emit(r *packet.Record, output int)
@@ -135,6 +137,10 @@ type Env struct {
 	// Port opens a port, or answers the one that is open under the same spec
 	// since before a reload. The Engine closes it when no graph uses it.
 	Port func(PortSpec) (Port, error)
+	// Ports answers the graph's open ports by index, which is what the column Port
+	// of a vector holds. It is complete only once all nodes are built: call it from
+	// the Maker.
+	Ports func() []Port
 	// Addrs answers the addresses of the graph's interfaces, in the kernel's order.
 	// It is complete only once all nodes are built: call it from the Maker.
 	Addrs func() []netip.Addr

@@ -31,6 +31,7 @@ type Rig struct {
 	Env     *graph.Env
 	Cell    *state.Cell
 	Workers []*Worker
+	Ports   []graph.Port // what the node asked for, and what tests add
 	mem     []byte
 	links   []packet.Link
 	watch   []func(*state.Snapshot)
@@ -100,7 +101,15 @@ func WithState(s *state.Snapshot) Option { return func(r *Rig) { r.Cell.Publish(
 
 // WithPort makes open answer for every port the node asks for.
 func WithPort(open func(graph.PortSpec) (graph.Port, error)) Option {
-	return func(r *Rig) { r.Env.Port = open }
+	return func(r *Rig) {
+		r.Env.Port = func(s graph.PortSpec) (graph.Port, error) {
+			p, err := open(s)
+			if err == nil {
+				r.Ports = append(r.Ports, p)
+			}
+			return p, err
+		}
+	}
 }
 
 // New makes a rig for a registered kind. configure may be nil; C is the kind's
@@ -128,6 +137,7 @@ func New[C any](t testing.TB, kind string, configure func(*C), opts ...Option) *
 		Port: func(s graph.PortSpec) (graph.Port, error) {
 			return nil, fmt.Errorf("no port %q in this test", s.Name)
 		},
+		Ports: func() []graph.Port { return r.Ports },
 		Addrs: func() []netip.Addr { return []netip.Addr{Local4, Local6} },
 	}
 	for _, o := range opts {
@@ -418,6 +428,9 @@ func (w *Worker) Reuse() {
 	}
 	w.Entered, w.Dropped = nil, nil
 }
+
+// Free is part of graph.Core.
+func (w *Worker) Free(f uint32) { w.free = append(w.free, f) }
 
 // Emit is part of graph.Core.
 func (w *Worker) Emit(r *packet.Record, output int) {
