@@ -152,7 +152,7 @@ type PortSpec struct {
 	Driver string // "xdp", "pcap", "gen", "mem"
 	Name   string // interface or file
 	Queues int    // 0 is all
-	Mode   string // XDP mode: auto, native, generic
+	Mode   string // XDP mode: auto, native, generic; "" for as another node's spec says
 	Write  bool   // a file to be written
 	Args   string // what else tells ports of a driver apart, in the driver's own form
 }
