@@ -18,8 +18,8 @@ vip "web" {
 
 graph "minimal" {
   path {
-    main = [rx, parse, vip-classify, maglev-select, mtu-check, gre-encap, xdp-tx]
-    icmp = [mtu-check.reply, xdp-tx]
+    main    = [rx, parse, vip-classify, maglev-select, mtu-check, gre-encap, xdp-tx]
+    too_big = [mtu-check.reply, xdp-tx]
   }
   node "xdp-rx" "rx" { interface = "eth0" } # replay feeds it from the capture instead
 }
