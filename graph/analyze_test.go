@@ -1,0 +1,105 @@
+package graph_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	g "github.com/lbgraph/lbgraph/graph"
+)
+
+func analyze(t *testing.T, name string) (*g.Graph, *g.Analysis) {
+	t.Helper()
+	gr := load(t, "testdata/good/"+name+".hcl").Graphs[0]
+	a, diags := g.Analyze(gr)
+	if len(diags) > 0 {
+		t.Fatal(diags)
+	}
+	return gr, a
+}
+
+func TestOrder(t *testing.T) {
+	for name, want := range map[string]string{
+		"sample":   "rx parse vip-classify frag-pin icmp-vip ct maglev-select clamp mtu gre tx",
+		"steering": "rx parse vip-classify icmp-vip spread frag-pin ct maglev-select clamp mtu gre collect tx",
+	} {
+		_, a := analyze(t, name)
+		var got []string
+		at := map[*g.Instance]int{}
+		for i, n := range a.Order {
+			got = append(got, n.Name)
+			at[n] = i
+		}
+		if strings.Join(got, " ") != want {
+			t.Errorf("%s: %s, want %s", name, strings.Join(got, " "), want)
+		}
+		for _, n := range a.Order {
+			for _, e := range n.Edges {
+				if e != nil && at[e.To] <= at[n] {
+					t.Errorf("%s: %s stands before %s", name, e.To, n)
+				}
+			}
+		}
+	}
+}
+
+// What the sample's facts are, worked out by hand from the catalogue.
+func TestFactsOfTheSample(t *testing.T) {
+	gr, a := analyze(t, "sample")
+	for name, want := range map[string]string{
+		"rx":           "nothing",
+		"vip-classify": "l3, l4, flow | l3, fragment | l3, icmp",
+		"ct":           "l3, l4, flow, vip | l3, icmp, flow, vip",
+		"mtu":          "l3, l4, flow, vip, backend | l3, icmp, flow, vip, backend | l3, fragment, flow, vip, backend",
+		"tx":           "l3, flow, vip, backend, encap, outbound | l3, icmp, outbound",
+	} {
+		var got []string
+		for _, f := range a.Entry(gr.Node(name)) {
+			got = append(got, f.String())
+		}
+		if strings.Join(got, " | ") != want {
+			t.Errorf("%s: %s, want %s", name, strings.Join(got, " | "), want)
+		}
+	}
+	mtu := gr.Node("mtu")
+	reply := mtu.Edges[mtu.Output("reply")]
+	if got := a.On(reply); !slices.Equal(got, []g.Facts{g.L3 | g.ICMP | g.Outbound}) {
+		t.Errorf("on mtu.reply: %v", got)
+	}
+	edges, ok := a.Way(mtu, g.L3|g.Fragment|g.Flow|g.VIP|g.Backend)
+	if got := strings.Join(g.Steps(edges), " "); !ok || got != "rx parse.fragment vip-classify.fragment frag-pin.pinned mtu" {
+		t.Errorf("fragments come to mtu by %s (%v)", got, ok)
+	}
+	if _, ok := a.Way(mtu, g.Encap); ok {
+		t.Error("a way that is none")
+	}
+}
+
+func TestOverheadAndHeadroom(t *testing.T) {
+	for _, c := range []struct{ file, node, want string }{
+		{"sample", "clamp", "24 44"},
+		{"sample", "mtu", "24 44"},
+		{"sample", "rx", "24 44"},
+		{"sample", "gre", "24 44"},
+		{"sample", "tx", "0 0"},
+		{"steering", "mtu", "24 44"},
+		{"two_uplinks", "ttl", "20 40"},
+		{"two_encaps", "mtu1", "24 44"},
+		{"two_encaps", "mtu2", "20 40"},
+		{"two_encaps", "ct", "24 44"}, // differs by way; nothing there asks
+		{"reflector", "rx", "0 0"},
+		{"replay", "mtu", "32 52"},
+	} {
+		gr, a := analyze(t, c.file)
+		if v4, v6 := a.Overhead(gr.Node(c.node)); fmt.Sprint(v4, v6) != c.want {
+			t.Errorf("%s: overhead behind %s is %d %d, want %s", c.file, c.node, v4, v6, c.want)
+		}
+	}
+	if _, a := analyze(t, "sample"); a.Headroom != 44 {
+		t.Errorf("headroom of the sample is %d, want 44", a.Headroom)
+	}
+	if _, a := analyze(t, "reflector"); a.Headroom != 0 {
+		t.Errorf("headroom of the reflector is %d, want 0", a.Headroom)
+	}
+}

@@ -1,0 +1,85 @@
+package graph
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/hashicorp/hcl/v2"
+
+	"github.com/lbgraph/lbgraph/control/state"
+)
+
+// Check says what is wrong with a file, as far as no host is needed to see it:
+// each graph by itself (Analyze), and how the graphs, VIPs and pools fit together.
+// Errors make the file unusable; warnings do not.
+func Check(f *File) hcl.Diagnostics {
+	var says diagnostics
+	once := map[*Kind]*Instance{}
+	single := func(n *Instance) {
+		if first := once[n.Kind]; first != nil && n.Kind.Single {
+			says.err(fmt.Sprintf("Two %s in one file", n.Kind.Name), &n.Range, "One %s is all that a file can have, and it stands at %s:%d. Leave one of them out.",
+				n.Kind.Name, first.Range.Filename, first.Range.Start.Line)
+		}
+		once[n.Kind] = n
+	}
+	for _, c := range f.Controls {
+		single(c)
+		if c.Kind.Plane != ControlPlane {
+			says.err("Wrong plane", &c.Range, "%s works on the %s plane and cannot stand outside a graph. %s", c, c.Kind.Plane, wrongPlane[c.Kind.Plane])
+		}
+	}
+	for _, g := range f.Graphs {
+		for _, n := range g.Nodes {
+			single(n)
+		}
+		a, diags := Analyze(g)
+		says.list = append(says.list, diags...)
+		if !diags.HasErrors() {
+			roomForIPv6(f, g, a, &says)
+		}
+	}
+	says.sort()
+	return says.list
+}
+
+// roomForIPv6 sees to it that every link can carry what IPv6 promises: packets of
+// 1280 bytes (RFC 8200 section 5), after encapsulation, too.
+func roomForIPv6(f *File, g *Graph, a *Analysis, says *diagnostics) {
+	i := slices.IndexFunc(f.Spec.VIPs, func(v state.VIPSpec) bool { return v.Prefix.Addr().Is6() && !v.Disabled })
+	if i < 0 || g.Plane != PacketPlane {
+		return
+	}
+	for _, n := range a.Order {
+		v4, v6 := a.Overhead(n)
+		if need := 1280 + max(v4, v6); n.Kind.Source && g.NetworkMTU < need {
+			at, ok := f.Places["graph."+g.Name+".network_mtu"]
+			if !ok {
+				at = g.Range
+			}
+			says.err("network_mtu too small for IPv6", &at, "VIP %q is IPv6, whose packets of 1280 bytes must pass everywhere, and the encapsulation adds up to %d. Set network_mtu to %d or more.",
+				f.Spec.VIPs[i].Name, need-1280, need)
+			return
+		}
+	}
+}
+
+// diagnostics collects what there is to say.
+type diagnostics struct{ list hcl.Diagnostics }
+
+func (d *diagnostics) err(summary string, at *hcl.Range, format string, args ...any) {
+	d.say(hcl.DiagError, summary, at, format, args)
+}
+
+func (d *diagnostics) warn(summary string, at *hcl.Range, format string, args ...any) {
+	d.say(hcl.DiagWarning, summary, at, format, args)
+}
+
+func (d *diagnostics) say(severity hcl.DiagnosticSeverity, summary string, at *hcl.Range, format string, args []any) {
+	where := *at
+	d.list = append(d.list, &hcl.Diagnostic{Severity: severity, Summary: summary, Detail: fmt.Sprintf(format, args...), Subject: &where})
+}
+
+// sort orders by position in the file.
+func (d *diagnostics) sort() {
+	slices.SortStableFunc(d.list, func(x, y *hcl.Diagnostic) int { return byPlace(*x.Subject, *y.Subject) })
+}

@@ -1,0 +1,16 @@
+# 44 bytes and 90 do not fit.
+graph "edge" {
+  path {
+    main     = [rx, parse, vip-classify, ct.hit, clamp, mtu, gre, label, tx]
+    new_flow = [ct.miss, maglev-select, clamp]
+    icmp     = [parse.icmp, vip-classify.icmp, icmp-vip, ct]
+    echo     = [icmp-vip.reply, tx]
+    too_big  = [mtu.reply, tx]
+  }
+  node "xdp-rx" "rx" { interface = "eth0" }
+  node "conntrack" "ct" {}
+  node "mss-clamp" "clamp" {}
+  node "mtu-check" "mtu" {}
+  node "gre-encap" "gre" {}
+  node "xdp-tx" "tx" {}
+}

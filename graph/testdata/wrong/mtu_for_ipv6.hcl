@@ -1,0 +1,21 @@
+# 1280 bytes of IPv6 and GRE over IPv6 need 1324.
+graph "edge" {
+  network_mtu = 1300
+
+  path {
+    main      = [rx, parse, vip-classify, frag-pin, ct.hit, clamp, mtu, gre, tx]
+    new_flow  = [ct.miss, maglev-select, clamp]
+    fragments = [parse.fragment, vip-classify.fragment, frag-pin.pinned, mtu]
+    icmp      = [parse.icmp, vip-classify.icmp, icmp-vip, ct]
+    echo      = [icmp-vip.reply, tx]
+    too_big   = [mtu.reply, tx]
+  }
+  node "xdp-rx" "rx" { interface = "eth0" }
+  node "conntrack" "ct" {}
+  node "mss-clamp" "clamp" {}
+  node "mtu-check" "mtu" {}
+  node "gre-encap" "gre" {}
+  node "xdp-tx" "tx" {}
+}
+
+vip "web6" { address = "2001:db8::80" }

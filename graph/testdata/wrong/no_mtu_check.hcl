@@ -1,0 +1,15 @@
+# A warning: large packets are lost at tx.
+graph "edge" {
+  path {
+    main      = [rx, parse, vip-classify, frag-pin, ct.hit, clamp, gre, tx]
+    new_flow  = [ct.miss, maglev-select, clamp]
+    fragments = [parse.fragment, vip-classify.fragment, frag-pin.pinned, gre]
+    icmp      = [parse.icmp, vip-classify.icmp, icmp-vip, ct]
+    echo      = [icmp-vip.reply, tx]
+  }
+  node "xdp-rx" "rx" { interface = "eth0" }
+  node "conntrack" "ct" {}
+  node "mss-clamp" "clamp" {}
+  node "gre-encap" "gre" {}
+  node "xdp-tx" "tx" {}
+}

@@ -1,0 +1,16 @@
+# Nothing comes in.
+graph "edge" {
+  path {
+    main      = [parse, vip-classify, frag-pin, ct.hit, clamp, mtu, gre, tx]
+    new_flow  = [ct.miss, maglev-select, clamp]
+    fragments = [parse.fragment, vip-classify.fragment, frag-pin.pinned, mtu]
+    icmp      = [parse.icmp, vip-classify.icmp, icmp-vip, ct]
+    echo      = [icmp-vip.reply, tx]
+    too_big   = [mtu.reply, tx]
+  }
+  node "conntrack" "ct" {}
+  node "mss-clamp" "clamp" {}
+  node "mtu-check" "mtu" {}
+  node "gre-encap" "gre" {}
+  node "xdp-tx" "tx" {}
+}

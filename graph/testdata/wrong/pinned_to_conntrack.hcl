@@ -1,0 +1,17 @@
+# A pinned fragment has its backend already.
+graph "edge" {
+  path {
+    main      = [rx, parse, vip-classify, frag-pin, ct.hit, clamp, mtu, gre, tx]
+    new_flow  = [ct.miss, maglev-select, clamp]
+    fragments = [parse.fragment, vip-classify.fragment, frag-pin.pinned, ct]
+    icmp      = [parse.icmp, vip-classify.icmp, icmp-vip, ct]
+    echo      = [icmp-vip.reply, tx]
+    too_big   = [mtu.reply, tx]
+  }
+  node "xdp-rx" "rx" { interface = "eth0" }
+  node "conntrack" "ct" {}
+  node "mss-clamp" "clamp" {}
+  node "mtu-check" "mtu" {}
+  node "gre-encap" "gre" {}
+  node "xdp-tx" "tx" {}
+}
