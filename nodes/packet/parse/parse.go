@@ -1,0 +1,390 @@
+// Package parse is the kind "parse": it reads the headers of received frames into
+// the vector's columns and refuses those that are truncated, lie or are corrupt.
+package parse
+
+import (
+	"encoding/binary"
+
+	"github.com/lbgraph/lbgraph/graph"
+	"github.com/lbgraph/lbgraph/io/packet"
+)
+
+func init() {
+	graph.Register(graph.Def[struct{}]{
+		Kind:    "parse",
+		Summary: "reads Ethernet, VLAN, IP and transport headers and drops what is truncated, lies or is corrupt",
+		Forbids: graph.L3,
+		Outputs: []graph.Output{
+			next:     {Name: "next", Gives: graph.L3 | graph.L4 | graph.Flow, Doc: "IP packets that are whole, or the first fragment of one; not ICMP"},
+			fragment: {Name: "fragment", Gives: graph.L3 | graph.Fragment, Else: graph.Drop, Doc: "fragments that are not the first"},
+			icmp:     {Name: "icmp", Gives: graph.L3 | graph.ICMP, Else: graph.Punt, Doc: "ICMP over IPv4, ICMPv6 over IPv6"},
+			other:    {Name: "other", Else: graph.Punt, Doc: "frames that carry neither IPv4 nor IPv6"},
+
+			truncated:   {Name: "truncated", Else: graph.Drop, Doc: "the frame ends inside a header"},
+			badVersion:  {Name: "bad_version", Else: graph.Drop, Doc: "the IP version is not the one the EtherType names"},
+			badLength:   {Name: "bad_length", Else: graph.Drop, Doc: "a length field contradicts the frame or another header"},
+			badChecksum: {Name: "bad_checksum", Else: graph.Drop, Doc: "the IPv4 header checksum is wrong"},
+			badHeader:   {Name: "bad_header", Else: graph.Drop, Doc: "a header is too short, out of its place or not whole in the packet, or a first fragment lacks its transport header"},
+			badTag:      {Name: "bad_tag", Else: graph.Drop, Doc: "more than two VLAN tags"},
+		},
+		Packets: func(struct{}, *graph.Env) (graph.Maker, error) {
+			return func(graph.Core) (graph.Node, error) { return worker{}, nil }, nil
+		},
+	})
+}
+
+// Output numbers.
+const (
+	next = iota
+	fragment
+	icmp
+	other
+	truncated
+	badVersion
+	badLength
+	badChecksum
+	badHeader
+	badTag
+)
+
+// maxHeaders bounds the walk over IPv6 extension headers.
+const maxHeaders = 8
+
+// dfShift brings the Don't Fragment bit from its place in the header to its place
+// in the lane's flags.
+const (
+	dfShift = 10
+	_       = uint(packet.IPv4DF>>dfShift-packet.DF) + uint(packet.DF-packet.IPv4DF>>dfShift)
+)
+
+type worker struct{}
+
+// Process is part of graph.Node.
+func (worker) Process(v *packet.Vector, in packet.Lanes, out []packet.Lanes) {
+	_ = out[badTag]
+	slow := in
+	if n, ok := in.Dense(); ok {
+		slow = plain(v, n)
+		out[next] = in &^ slow
+	}
+	for ; slow != 0; slow &= slow - 1 {
+		i := slow.Next() & 63
+		out[whole(v, i)] |= packet.Lane(i)
+	}
+}
+
+// plain parses the lanes 0 … n−1 that are what most packets are: untagged TCP or
+// UDP, unfragmented, without IP options or extension headers, in one frame, and
+// faultless. It answers the others, to be parsed by whole.
+func plain(v *packet.Vector, n int) (others packet.Lanes) {
+	n = min(n, packet.Size)
+	clear(v.VIP[:n])
+	clear(v.Backend[:n])
+	for i := range v.Len[:n] {
+		size := uint64(v.Len[i])
+		// No constant index below is reached before size vouches for it.
+		p := (*[packet.EtherLen + packet.IPv6Len + packet.TCPLen]byte)(v.Ptr(i, 0))
+		if size < packet.EtherLen+packet.IPv4Len+packet.UDPLen {
+			others |= packet.Lane(i)
+			continue
+		}
+		var (
+			l4    uint64      // offset of the transport header
+			rest  uint64      // bytes from there to the packet's end
+			proto uint8       // TCP or UDP
+			flags = packet.DF // of the lane
+			ports uint32      // as they stand in the header
+			word  uint64      // bytes 8 … 15 of a TCP header, 0 … 7 of a UDP header
+			tcp   uint8       // TCP flags
+			be    = binary.BigEndian
+		)
+		switch be.Uint16(p[12:]) {
+		case packet.EtherIPv4:
+			// a: version, IHL, ToS, length, ID, flags and offset
+			// b: TTL, protocol, checksum, source
+			a, b, dst := be.Uint64(p[14:]), be.Uint64(p[22:]), be.Uint32(p[30:])
+			total := a >> 32 & 0xffff
+			if a>>56 != 0x45 || a&(packet.IPv4MF|packet.IPv4Offset) != 0 || packet.Fold64(a, b, uint64(dst)) != 0xffff ||
+				total+packet.EtherLen > size || total < packet.IPv4Len+packet.UDPLen {
+				others |= packet.Lane(i)
+				continue
+			}
+			proto, l4, rest = uint8(b>>48), packet.EtherLen+packet.IPv4Len, total-packet.IPv4Len
+			ports = be.Uint32(p[34:])
+			if proto == packet.ProtoTCP {
+				if rest < packet.TCPLen {
+					others |= packet.Lane(i)
+					continue
+				}
+				word = be.Uint64(p[42:])
+			} else {
+				word = be.Uint64(p[34:])
+			}
+			flags = packet.Flags(a>>dfShift) & packet.DF
+			v.IPLen[i] = uint32(total)
+			v.Src[i], v.Dst[i] = packet.Addr4(uint32(b)), packet.Addr4(dst)
+			v.Hash[i] = packet.FlowHash4(uint32(b), dst, uint64(ports)<<16|uint64(proto))
+		case packet.EtherIPv6:
+			if size < packet.EtherLen+packet.IPv6Len+packet.UDPLen {
+				others |= packet.Lane(i)
+				continue
+			}
+			a := be.Uint64(p[14:])
+			rest = a >> 16 & 0xffff
+			if a>>60 != 6 || rest+packet.EtherLen+packet.IPv6Len > size || rest < packet.UDPLen {
+				others |= packet.Lane(i)
+				continue
+			}
+			proto, l4 = uint8(a>>8), packet.EtherLen+packet.IPv6Len
+			ports = be.Uint32(p[54:])
+			if proto == packet.ProtoTCP {
+				if rest < packet.TCPLen {
+					others |= packet.Lane(i)
+					continue
+				}
+				word = be.Uint64(p[62:])
+			} else {
+				word = be.Uint64(p[54:])
+			}
+			flags |= packet.V6
+			src, dst := packet.Addr6(p[22:]), packet.Addr6(p[38:])
+			v.IPLen[i] = uint32(rest + packet.IPv6Len)
+			v.Src[i], v.Dst[i] = src, dst
+			v.Hash[i] = packet.FlowHash(src, dst, uint16(ports>>16), uint16(ports), proto)
+		default:
+			others |= packet.Lane(i)
+			continue
+		}
+		switch proto {
+		case packet.ProtoTCP:
+			offset := word >> 28 & 0xf * 4
+			tcp = uint8(word >> 16)
+			if offset < packet.TCPLen || offset > rest {
+				others |= packet.Lane(i)
+				continue
+			}
+		case packet.ProtoUDP:
+			if n := word >> 16 & 0xffff; n < packet.UDPLen || n > rest {
+				others |= packet.Lane(i)
+				continue
+			}
+		default:
+			others |= packet.Lane(i)
+			continue
+		}
+		v.L3[i], v.L4[i] = packet.EtherLen, uint16(l4)
+		v.Flags[i], v.Proto[i], v.TCP[i] = flags, proto, tcp
+		v.SPort[i], v.DPort[i] = uint16(ports>>16), uint16(ports)
+	}
+	return others
+}
+
+// whole parses any lane and answers its output. All header and flow columns are
+// set, also where the answer is a reason, as far as the headers could be read.
+func whole(v *packet.Vector, i int) (output int) {
+	i &= 63
+	v.L3[i], v.L4[i], v.IPLen[i], v.ID[i] = 0, 0, 0, 0
+	v.Flags[i], v.Proto[i], v.TCP[i] = 0, 0, 0
+	v.Src[i], v.Dst[i], v.SPort[i], v.DPort[i], v.Hash[i] = packet.Addr{}, packet.Addr{}, 0, 0, 0
+	v.VIP[i], v.Backend[i] = 0, 0
+
+	b := v.Bytes(i)
+	if len(b) < packet.EtherLen {
+		return truncated
+	}
+	l3 := packet.EtherLen
+	kind := binary.BigEndian.Uint16(b[12:])
+	for kind == packet.EtherVLAN || kind == packet.EtherQinQ {
+		if l3 == packet.EtherLen+2*packet.TagLen {
+			return badTag
+		}
+		if len(b) < l3+packet.TagLen {
+			return truncated
+		}
+		kind = binary.BigEndian.Uint16(b[l3+2:])
+		l3 += packet.TagLen
+		v.Flags[i] = packet.Tagged
+	}
+	v.L3[i] = uint16(l3)
+	switch kind {
+	case packet.EtherIPv4:
+		return ip4(v, i, b, l3)
+	case packet.EtherIPv6:
+		return ip6(v, i, b, l3)
+	}
+	return other
+}
+
+func ip4(v *packet.Vector, i int, b []byte, l3 int) int {
+	h := b[l3:]
+	switch {
+	case len(h) < 1:
+		return truncated
+	case h[0]>>4 != 4:
+		return badVersion
+	case len(h) < packet.IPv4Len:
+		return truncated
+	}
+	size := int(h[0]&0xf) * 4
+	if size < packet.IPv4Len {
+		return badHeader
+	}
+	total := int(binary.BigEndian.Uint16(h[2:]))
+	if total < size || l3+total > int(v.Total[i]) {
+		return badLength
+	}
+	if size > len(h) {
+		return truncated
+	}
+	if packet.Sum(h[:size]) != 0xffff {
+		return badChecksum
+	}
+	word := binary.BigEndian.Uint16(h[6:])
+	v.IPLen[i], v.Proto[i] = uint32(total), h[9]
+	v.Src[i], v.Dst[i] = packet.Addr4(binary.BigEndian.Uint32(h[12:])), packet.Addr4(binary.BigEndian.Uint32(h[16:]))
+	if word&packet.IPv4DF != 0 {
+		v.Flags[i] |= packet.DF
+	}
+	if h[9] == packet.ProtoICMP {
+		v.Flags[i] |= packet.ICMP
+	}
+	if word&(packet.IPv4MF|packet.IPv4Offset) != 0 {
+		v.ID[i] = uint32(binary.BigEndian.Uint16(h[4:]))
+		return fragmented(v, i, b, l3+size, int(word&packet.IPv4Offset)*8, size)
+	}
+	return transport(v, i, b, l3+size)
+}
+
+// fragmented goes on with a fragment whose data begins at off; at is its place in the
+// whole packet, size the length of the headers that the whole packet keeps.
+func fragmented(v *packet.Vector, i int, b []byte, off, at, size int) int {
+	v.L4[i] = uint16(off)
+	data := int(v.L3[i]) + int(v.IPLen[i]) - off
+	// What would end behind byte 65535 of the whole packet can only harm a host.
+	if data == 0 || at+data+size > 65535 {
+		return badLength
+	}
+	if at == 0 {
+		v.Flags[i] |= packet.First
+		if v.Flags[i]&packet.V6 == 0 {
+			return transport(v, i, b, off)
+		}
+		return next
+	}
+	v.Flags[i] |= packet.Later
+	v.Hash[i] = packet.FlowHash(v.Src[i], v.Dst[i], 0, 0, v.Proto[i])
+	return fragment
+}
+
+func ip6(v *packet.Vector, i int, b []byte, l3 int) int {
+	h := b[l3:]
+	switch {
+	case len(h) < 1:
+		return truncated
+	case h[0]>>4 != 6:
+		return badVersion
+	case len(h) < packet.IPv6Len:
+		return truncated
+	}
+	payload := int(binary.BigEndian.Uint16(h[4:]))
+	if l3+packet.IPv6Len+payload > int(v.Total[i]) {
+		return badLength
+	}
+	v.Flags[i] |= packet.V6 | packet.DF
+	v.IPLen[i] = uint32(packet.IPv6Len + payload)
+	v.Src[i], v.Dst[i] = packet.Addr6(h[8:]), packet.Addr6(h[24:])
+	off := l3 + packet.IPv6Len
+	end := min(off+payload, len(b))
+	seen := false // a fragment header
+	proto := h[6]
+	for n := 0; ; n++ {
+		v.Proto[i], v.L4[i] = proto, uint16(off)
+		switch proto {
+		case packet.ProtoHopByHop:
+			// RFC 8200 §4.1: directly behind the IPv6 header and nowhere else.
+			if n != 0 {
+				return badHeader
+			}
+		case packet.ProtoRouting, packet.ProtoDestOpts:
+		case packet.ProtoFragment:
+			if seen || off+8 > end {
+				return badHeader
+			}
+			seen = true
+			proto = b[off]
+			word := binary.BigEndian.Uint16(b[off+2:])
+			id := binary.BigEndian.Uint32(b[off+4:])
+			off += 8
+			// An atomic fragment (RFC 6946) is a whole packet.
+			if word&^0x6 == 0 {
+				continue
+			}
+			v.ID[i], v.Proto[i] = id, proto
+			if proto == packet.ProtoICMPv6 {
+				v.Flags[i] |= packet.ICMP
+			}
+			// RFC 8200 §4.5: all fragments but the last hold a multiple of 8 bytes.
+			if word&1 != 0 && (l3+int(v.IPLen[i])-off)%8 != 0 {
+				return badLength
+			}
+			if o := fragmented(v, i, b, off, int(word&^0x7), off-8-l3-packet.IPv6Len); o != next {
+				return o
+			}
+			continue
+		default:
+			if proto == packet.ProtoICMPv6 {
+				v.Flags[i] |= packet.ICMP
+			}
+			return transport(v, i, b, off)
+		}
+		if n == maxHeaders || off+8 > end {
+			return badHeader
+		}
+		size := (int(b[off+1]) + 1) * 8
+		if off+size > end {
+			return badHeader
+		}
+		proto = b[off]
+		off += size
+	}
+}
+
+// transport reads the transport header at off, which the IP headers say is
+// there: all of it must stand in this packet, be it a first fragment (RFC 1858 §3,
+// RFC 7112 §5).
+func transport(v *packet.Vector, i int, b []byte, off int) int {
+	v.L4[i] = uint16(off)
+	end := int(v.L3[i]) + int(v.IPLen[i])
+	h := b[off:min(end, len(b))]
+	proto, flags := v.Proto[i], v.Flags[i]
+	output := next
+	switch {
+	case proto == packet.ProtoTCP:
+		if len(h) < packet.TCPLen {
+			return badHeader
+		}
+		if size := int(h[12]>>4) * 4; size < packet.TCPLen || size > len(h) {
+			return badHeader
+		}
+		v.TCP[i] = h[13]
+		v.SPort[i], v.DPort[i] = binary.BigEndian.Uint16(h), binary.BigEndian.Uint16(h[2:])
+	case proto == packet.ProtoUDP:
+		if len(h) < packet.UDPLen {
+			return badHeader
+		}
+		// What an IP packet holds behind the datagram is no lie (RFC 9868 §7). The
+		// length of a first fragment is that of the whole datagram.
+		n := int(binary.BigEndian.Uint16(h[4:]))
+		if n < packet.UDPLen || flags&packet.First == 0 && n > end-off {
+			return badLength
+		}
+		v.SPort[i], v.DPort[i] = binary.BigEndian.Uint16(h), binary.BigEndian.Uint16(h[2:])
+	case flags&packet.ICMP != 0:
+		if len(h) < packet.ICMPLen {
+			return badHeader
+		}
+		output = icmp
+	}
+	v.Hash[i] = packet.FlowHash(v.Src[i], v.Dst[i], v.SPort[i], v.DPort[i], proto)
+	return output
+}
