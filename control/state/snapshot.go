@@ -55,6 +55,9 @@ type Snapshot struct {
 	Pools      []Pool          // by pool number
 	Backends   []Backend       // by backend number
 	Status     []atomic.Uint32 // by backend number; shared by successive snapshots
+	// Neighbours are the hardware addresses of gateways that next_hop arguments name,
+	// as far as they are known. What is derived from snapshots reads it, no packet.
+	Neighbours map[netip.Addr][6]byte
 	match      *Matcher
 }
 

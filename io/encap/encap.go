@@ -121,12 +121,12 @@ func (e *Encap) Update(s *state.Snapshot) {
 func (e *Encap) build() {
 	ts := make([]template, len(e.last.Backends))
 	for i := range ts {
-		ts[i] = e.template(&e.last.Backends[i])
+		ts[i] = e.template(e.last, &e.last.Backends[i])
 	}
 	e.table.Store(&ts)
 }
 
-func (e *Encap) template(b *state.Backend) (t template) {
+func (e *Encap) template(s *state.Snapshot, b *state.Backend) (t template) {
 	t.fail = NoRoute
 	if b.ID == 0 || !b.Addr.IsValid() {
 		return t
@@ -139,8 +139,11 @@ func (e *Encap) template(b *state.Backend) (t template) {
 	}
 	t.v6, t.fail = uint8(f), Next
 	mac, known := e.hop.mac, true
-	if e.hop.kernel {
+	switch {
+	case e.hop.kernel:
 		mac, known = b.MAC, b.HasMAC
+	case e.hop.gateway.IsValid():
+		mac, known = s.Neighbours[e.hop.gateway]
 	}
 	if !known {
 		t.fail = NoNeighbour

@@ -332,6 +332,17 @@ func TestNextHop(t *testing.T) {
 		t.Errorf("neighbour changed: sent to %s", dst(left))
 	}
 
+	w = rig(t, func(c *encap.Config) { c.NextHop = "192.0.2.254" })
+	if out, _ := send(t, w, 1, syn); out != "no_neighbour" {
+		t.Errorf("before the gateway's hardware address is known: leaves by %q", out)
+	}
+	s = world()
+	s.Neighbours = map[netip.Addr][6]byte{netip.MustParseAddr("192.0.2.254"): {2, 0, 0, 0, 0, 0x99}}
+	w.Publish(s)
+	if out, left := send(t, w, 2, syn); out != "next" || dst(left) != "02:00:00:00:00:99" {
+		t.Errorf("gateway by address: %q, %s", out, dst(left))
+	}
+
 	// A frame to or from a group address has no sender to go back to.
 	w = rig(t, nil)
 	for _, at := range []int{0, 6} {
