@@ -45,6 +45,11 @@ type VIPSpec struct {
 	Allow    []netip.Prefix // source allow list
 	Deny     []netip.Prefix // source deny list
 	Unlisted string         // "allow" or "deny" for sources on no list
+
+	// When the address is announced: see BGP in the requirements.
+	Require  string // "all" or "any" of the pools behind the address must be healthy
+	Quorum   int    // healthy backends that Pool needs
+	Optional bool   // this service does not decide
 }
 
 // PortRange is the ports Lo … Hi, both included.

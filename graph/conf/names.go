@@ -1,0 +1,193 @@
+package conf
+
+import (
+	"fmt"
+	"sort"
+	"strings"
+
+	"github.com/hashicorp/hcl/v2"
+	"github.com/zclconf/go-cty/cty"
+)
+
+// Value evaluates an expression. A name that nothing declares is told once, with
+// what was probably meant. With errors the value is unknown.
+func Value(e hcl.Expression, ctx *hcl.EvalContext) (cty.Value, hcl.Diagnostics) {
+	if diags := unknownNames(e, ctx); len(diags) > 0 {
+		return cty.DynamicVal, diags
+	}
+	v, diags := e.Value(ctx)
+	if diags.HasErrors() {
+		return cty.DynamicVal, diags
+	}
+	return v, diags
+}
+
+func unknownNames(e hcl.Expression, ctx *hcl.EvalContext) hcl.Diagnostics {
+	var diags hcl.Diagnostics
+	told := map[string]bool{}
+	for _, t := range e.Variables() {
+		root := t.RootName()
+		at := t.SourceRange()
+		v, found := lookup(ctx, root)
+		if !found {
+			if told[root] {
+				continue
+			}
+			told[root] = true
+			hint := closeTo(root, everyName(ctx))
+			if hint == "" && len(t) == 1 {
+				hint = fmt.Sprintf("Text stands in quotes, as in %q.", root)
+			} else if hint == "" {
+				hint = oneOf(roots(ctx))
+			}
+			diags = append(diags, fault(at, "Unknown name", "There is no %q. %s", root, hint))
+			continue
+		}
+		if len(t) < 2 || !v.Type().IsObjectType() {
+			continue
+		}
+		step := ""
+		switch s := t[1].(type) {
+		case hcl.TraverseAttr:
+			step = s.Name
+		case hcl.TraverseIndex:
+			if s.Key.Type() == cty.String {
+				step = s.Key.AsString()
+			}
+		}
+		if step == "" || v.Type().HasAttribute(step) || told[root+"."+step] {
+			continue
+		}
+		told[root+"."+step] = true
+		at = hcl.RangeBetween(t[0].SourceRange(), t[1].SourceRange())
+		var all []string
+		for _, n := range attributes(v) {
+			all = append(all, root+"."+n)
+		}
+		diags = append(diags, fault(at, "Unknown name", "There is no %q. %s", root+"."+step, DidYouMean(root+"."+step, all)))
+	}
+	return diags
+}
+
+func lookup(ctx *hcl.EvalContext, name string) (cty.Value, bool) {
+	for ; ctx != nil; ctx = ctx.Parent() {
+		if v, ok := ctx.Variables[name]; ok {
+			return v, true
+		}
+	}
+	return cty.NilVal, false
+}
+
+func attributes(v cty.Value) []string {
+	if v == cty.NilVal || !v.Type().IsObjectType() {
+		return nil
+	}
+	var names []string
+	for n := range v.Type().AttributeTypes() {
+		names = append(names, n)
+	}
+	sort.Strings(names)
+	return names
+}
+
+func roots(ctx *hcl.EvalContext) []string {
+	var names []string
+	for ; ctx != nil; ctx = ctx.Parent() {
+		for n := range ctx.Variables {
+			names = append(names, n)
+		}
+	}
+	sort.Strings(names)
+	return names
+}
+
+// everyName answers all names that an expression may begin with, and the full
+// names of declared things by their last word: a forgotten "pool." is the most
+// common of mistakes.
+func everyName(ctx *hcl.EvalContext) []string {
+	all := roots(ctx)
+	for _, r := range roots(ctx) {
+		v, _ := lookup(ctx, r)
+		for _, n := range attributes(v) {
+			all = append(all, r+"."+n)
+		}
+	}
+	return all
+}
+
+// DidYouMean answers the second sentence of a message about an unknown name:
+// what was probably meant, else what there is.
+func DidYouMean(given string, known []string) string {
+	if s := closeTo(given, known); s != "" {
+		return s
+	}
+	return oneOf(known)
+}
+
+func closeTo(given string, known []string) string {
+	best, least := "", len(given)/3+2
+	for _, k := range known {
+		d := distance(fold(given), fold(k))
+		if i := strings.LastIndexByte(k, '.'); i >= 0 && !strings.Contains(given, ".") && k[i+1:] == given {
+			d = 1
+		}
+		if d < least || d == least && best != "" && k < best {
+			best, least = k, d
+		}
+	}
+	if best == "" {
+		return ""
+	}
+	return fmt.Sprintf("Did you mean %q?", best)
+}
+
+func oneOf(known []string) string {
+	if len(known) == 0 {
+		return "Nothing of that sort is declared."
+	}
+	seen := map[string]bool{}
+	var quoted []string
+	for _, k := range known {
+		if !seen[k] {
+			seen[k] = true
+			quoted = append(quoted, fmt.Sprintf("%q", k))
+		}
+	}
+	if len(quoted) == 1 {
+		return "There is only " + quoted[0] + "."
+	}
+	if len(quoted) > 12 {
+		quoted = append(quoted[:12], "…")
+	}
+	return "Choose among " + strings.Join(quoted, ", ") + "."
+}
+
+func fold(s string) string { return strings.ReplaceAll(strings.ToLower(s), "-", "_") }
+
+// distance counts the letters to insert, delete, replace or swap with their
+// neighbour that make b of a.
+func distance(a, b string) int {
+	if len(a) > 64 || len(b) > 64 {
+		return 64
+	}
+	var rows [3][65]int
+	prev2, prev, cur := &rows[0], &rows[1], &rows[2]
+	for j := range len(b) + 1 {
+		prev[j] = j
+	}
+	for i := 1; i <= len(a); i++ {
+		cur[0] = i
+		for j := 1; j <= len(b); j++ {
+			cost := 1
+			if a[i-1] == b[j-1] {
+				cost = 0
+			}
+			cur[j] = min(prev[j]+1, cur[j-1]+1, prev[j-1]+cost)
+			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
+				cur[j] = min(cur[j], prev2[j-2]+1)
+			}
+		}
+		prev2, prev, cur = prev, cur, prev2
+	}
+	return prev[len(b)]
+}
