@@ -228,6 +228,38 @@ func TestAVectorHoldsOneTime(t *testing.T) {
 	}
 }
 
+// deaf is a sink that takes what it is told to.
+type deaf struct{ takes int }
+
+func (d *deaf) Put([]byte, int64) bool { d.takes--; return d.takes >= 0 }
+
+func TestASinkThatTakesNothingStopsTheQueue(t *testing.T) {
+	r := newRig(t, 64, 1, nil)
+	sink := &deaf{takes: 3}
+	r.q = mem.NewQueue(mem.Config{Mem: r.mem, Chunk: chunk, Rings: 64}, nil, sink)
+	for i := range 8 {
+		r.v.Frame[i], r.v.Start[i], r.v.Len[i], r.v.Total[i], r.v.Chain[i] = r.free[i], r.free[i]*chunk, 60, 60, packet.NoFrame
+	}
+	r.free = r.free[8:]
+	if taken := r.q.Transmit(&r.v, packet.All(8)); taken != packet.All(8) {
+		t.Fatalf("%b", taken)
+	}
+	r.q.Flush()
+	if taken := r.q.Transmit(&r.v, packet.Lane(9)); taken != 0 {
+		t.Error("a queue with a stuck sink takes more")
+	}
+	if c := r.q.Census(); c.Tx != 5 || c.Completion != 3 {
+		t.Errorf("%+v", c)
+	}
+	sink.takes = 5
+	r.q.Flush()
+	if c := r.q.Census(); c.Tx != 0 {
+		t.Errorf("%+v", c)
+	}
+	r.reclaim()
+	r.check(0)
+}
+
 func TestPollWakes(t *testing.T) {
 	r := newRig(t, 64, 1, nil)
 	r.refill()

@@ -31,8 +31,8 @@ type Source interface {
 // queue's core.
 type Sink interface {
 	// Put takes a packet, whose bytes are valid during the call, and the time of
-	// the vector that sent it. ok is false when it has no room: then it is asked
-	// again for the same packet.
+	// the vector that sent it. ok is false when it cannot: then the queue takes
+	// nothing more to send, and asks again for the same packet at the next Flush.
 	Put(b []byte, at int64) (ok bool)
 }
 
@@ -66,6 +66,7 @@ type Queue struct {
 	links []packet.Link
 	whole []byte // a chained packet in one piece
 
+	stuck   bool         // the sink takes nothing
 	take    atomic.Int32 // lanes that one Transmit takes at most, 0 is all; −1 stops Transmit and Flush
 	skipped atomic.Uint64
 }
@@ -184,6 +185,9 @@ func (q *Queue) Transmit(v *packet.Vector, lanes packet.Lanes) (taken packet.Lan
 	if limit == 0 {
 		limit = packet.Size
 	}
+	if q.stuck {
+		return 0
+	}
 	q.links = v.Links
 	for l := lanes; l != 0; l &= l - 1 {
 		i := l.Next() & 63
@@ -217,7 +221,7 @@ func (q *Queue) Flush() {
 			}
 			b = w
 		}
-		if q.dst != nil && !q.dst.Put(b, p.at) {
+		if q.stuck = q.dst != nil && !q.dst.Put(b, p.at); q.stuck {
 			break
 		}
 		q.done = append(q.done, p.frame)
