@@ -22,9 +22,9 @@ import (
 type Driver interface {
 	// Queues answers how many queues the port would have. It opens nothing.
 	Queues(graph.PortSpec) (int, error)
-	// Open opens the port on memory m, whose chunks are chunk bytes; links is by
-	// frame number; rings is the entries of each ring.
-	Open(s graph.PortSpec, m Memory, links []packet.Link, chunk, rings int) (graph.Port, error)
+	// Open opens the port on memory m, whose chunks are chunk bytes; rings is the
+	// entries of each ring.
+	Open(s graph.PortSpec, m Memory, chunk, rings int) (graph.Port, error)
 }
 
 // Options is what an Engine is given.
@@ -235,7 +235,7 @@ func (e *Engine) allocate(g *graph.Graph, specs []surveyed, cores int) error {
 		e.loops = append(e.loops, l)
 	}
 	for _, s := range specs {
-		p, err := e.opts.Drivers[s.spec.Driver].Open(s.spec, e.mem, e.links, g.Chunk, g.Rings)
+		p, err := e.opts.Drivers[s.spec.Driver].Open(s.spec, e.mem, g.Chunk, g.Rings)
 		if err != nil {
 			return err
 		}
@@ -377,6 +377,9 @@ func (l *Loop) install(prog *program, nodes []node) (gone []node) {
 			l.tickers = append(l.tickers, i)
 		}
 	}
+	if l.nextTick == 0 {
+		l.nextTick = l.eng.opts.Clock() + tickEvery
+	}
 	holds, makes := need(prog.graph)
 	l.reserve = min(holds+makes+2*packet.Size, int(l.own)/2)
 	heir := make([]int, len(old))
@@ -386,12 +389,14 @@ func (l *Loop) install(prog *program, nodes []node) (gone []node) {
 		to, ok := prog.byName[o.inst.Name]
 		if ok && nodes[to].inst.Kind == o.inst.Kind {
 			n := &nodes[to]
-			n.takeCounters(o)
+			l.takeCounters(n, o)
 			if h, ok := n.Node.(graph.Inheritor); ok {
 				h.Inherit(o.Node)
 				heir[i] = to
 				continue
 			}
+		} else {
+			l.retire(o, func(int) bool { return true })
 		}
 		gone = append(gone, *o)
 	}
@@ -402,15 +407,41 @@ func (l *Loop) install(prog *program, nodes []node) (gone []node) {
 }
 
 // takeCounters carries on the counts of the node's predecessor.
-func (n *node) takeCounters(o *node) {
+func (l *Loop) takeCounters(n, o *node) {
 	n.calls, n.packets, n.cycles, n.timed = o.calls, o.packets, o.cycles, o.timed
 	n.unanswered, n.duplicate, n.noPunt = o.unanswered, o.duplicate, o.noPunt
 	copy(n.counters, o.counters)
 	for i, out := range o.inst.Outputs {
-		if to := n.inst.Output(out.Name); to >= 0 {
+		if to := n.inst.Output(out.Name); to >= 0 && (n.targets[to] == toDrop) == (o.targets[i] == toDrop) {
 			n.outs[to], n.outBytes[to] = o.outs[i], o.outBytes[i]
 		}
 	}
+	o.unanswered, o.noPunt = 0, 0
+	l.retire(o, func(i int) bool {
+		to := n.inst.Output(o.inst.Outputs[i].Name)
+		return to < 0 || n.targets[to] != toDrop
+	})
+}
+
+// retire keeps the drops of a node that goes, or of those of its outputs that go
+// or lead elsewhere now, so that packets still add up.
+func (l *Loop) retire(o *node, gone func(output int) bool) {
+	add := func(reason string, n uint64) {
+		if n == 0 {
+			return
+		}
+		if l.retired == nil {
+			l.retired = map[string]uint64{}
+		}
+		l.retired[o.inst.Name+"."+reason] += n
+	}
+	for i, to := range o.targets {
+		if to == toDrop && gone(i) {
+			add(o.inst.Outputs[i].Name, o.outs[i])
+		}
+	}
+	add("unanswered", o.unanswered)
+	add("no_punt", o.noPunt)
 }
 
 // rehome gives held frames to the heirs of the nodes that hold them, and drops

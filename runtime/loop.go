@@ -32,6 +32,9 @@ type Loop struct {
 	reserve  int      // frames that refilling leaves for the nodes
 
 	queues []graph.Queue
+	// Scratch that would escape through interfaces on the stack.
+	batch   [packet.Size]uint32
+	message graph.Message
 
 	// Of the pass in hand.
 	v       packet.Vector
@@ -42,6 +45,7 @@ type Loop struct {
 	gone    packet.Lanes // lanes held, passed, sent or punted by the node in hand
 	entered bool         // the pass began behind an output
 	timed   bool
+	dirty   bool   // a vector ran since queues were served last
 	full    bool   // the last vector from a source had all lanes
 	wake    uint64 // cores to be woken at the end of the pass
 
@@ -59,7 +63,8 @@ type Loop struct {
 	sent          uint64
 	sentBytes     uint64
 	kernel        uint64
-	reloadDrops   uint64 // frames whose node a reload removed
+	reloadDrops   uint64            // frames whose node a reload removed
+	retired       map[string]uint64 // drops of nodes and outputs that a reload removed, by "node.reason"
 	perService    []Traffic
 	perBackend    []Traffic
 	latency       [latencyBuckets]uint64
@@ -111,8 +116,8 @@ func (l *Loop) step() (busy bool) {
 	}
 	l.setClock(l.eng.opts.Clock())
 	busy = l.fromMesh()
-	l.enter()
 	l.serveQueues()
+	l.enter()
 	for _, s := range l.sources {
 		if l.receive(s) {
 			busy = true
@@ -161,7 +166,7 @@ func (l *Loop) tick() {
 
 // fromMesh takes what other cores sent: frames that come home, messages, lanes.
 func (l *Loop) fromMesh() (busy bool) {
-	var batch [packet.Size]uint32
+	batch := &l.batch
 	for from := range l.eng.mesh {
 		w := &l.eng.mesh[from][l.id]
 		for {
@@ -178,7 +183,8 @@ func (l *Loop) fromMesh() (busy bool) {
 			}
 			busy = true
 			if n, _, ok := l.prog.trace(m.gen, int(m.node), -1); ok && l.nodes[n].hearer != nil {
-				l.nodes[n].hearer.Hear(from, &m.m)
+				l.message = m.m
+				l.nodes[n].hearer.Hear(from, &l.message)
 			}
 		}
 		n := w.frames.PopBatch(batch[:])
@@ -192,7 +198,7 @@ func (l *Loop) fromMesh() (busy bool) {
 
 // serveQueues takes back what was transmitted and gives free frames to receive.
 func (l *Loop) serveQueues() {
-	var batch [packet.Size]uint32
+	batch := &l.batch
 	for _, q := range l.queues {
 		for {
 			n := q.Reclaim(batch[:])
@@ -218,6 +224,7 @@ func (l *Loop) serveQueues() {
 // receive runs one vector from source s.
 func (l *Loop) receive(s int) bool {
 	n := &l.nodes[s]
+	l.makeRoom()
 	v := &l.v
 	v.Now = l.now
 	clear(n.out)
@@ -266,6 +273,7 @@ func (l *Loop) receive(s int) bool {
 // enter runs what waits behind outputs until nothing waits any more.
 func (l *Loop) enter() {
 	for l.entries.len() > 0 {
+		l.makeRoom()
 		v := &l.v
 		v.Now = l.now
 		l.marked, l.done, l.entered, l.timed = 0, 0, true, l.traceAll
@@ -357,6 +365,7 @@ func (l *Loop) run(v *packet.Vector, first int) {
 		n.Process(v, in, n.out)
 		l.account(v, n, in, t0)
 	}
+	l.dirty = true
 	if done := l.done; done != 0 {
 		with := packet.Lanes(0)
 		for m := done; m != 0; m &= m - 1 {
@@ -470,11 +479,26 @@ func (l *Loop) punt(v *packet.Vector, lanes packet.Lanes, from *graph.Instance) 
 	return taken
 }
 
-// endPass tells ports and other cores what the pass left for them.
-func (l *Loop) endPass() {
+// makeRoom hands to the kernel what the vector before this one left in the rings,
+// so that each vector finds the room it would find alone.
+func (l *Loop) makeRoom() {
+	if l.dirty {
+		l.dirty = false
+		l.flush()
+		l.serveQueues()
+	}
+}
+
+func (l *Loop) flush() {
 	for _, q := range l.queues {
 		q.Flush()
 	}
+}
+
+// endPass tells ports and other cores what the pass left for them.
+func (l *Loop) endPass() {
+	l.dirty = false
+	l.flush()
 	if l.away > 0 {
 		for c := range l.homeward {
 			h := l.homeward[c]

@@ -30,7 +30,8 @@ type Stats struct {
 	Sent, SentBytes         uint64
 	Kernel                  uint64
 	Dropped                 uint64
-	Reload                  uint64 // dropped because a reload removed the node
+	Reload                  uint64            // dropped because a reload removed the node
+	Retired                 map[string]uint64 // drops of removed nodes, by "node.reason"
 	Held                    uint64
 	Passes                  uint64
 	Nodes                   []NodeStats // in the order in which they run
@@ -107,6 +108,9 @@ func (e *Engine) statsLocked() Stats {
 		}
 	}
 	s.Dropped = s.Reload
+	for _, n := range s.Retired {
+		s.Dropped += n
+	}
 	for i := range s.Nodes {
 		n := &s.Nodes[i]
 		s.Dropped += n.Unanswered + n.NoPunt
@@ -128,6 +132,12 @@ func (l *Loop) addTo(s *Stats) {
 	s.Kernel += l.kernel
 	s.Reload += l.reloadDrops
 	s.Held += uint64(l.held)
+	for k, n := range l.retired {
+		if s.Retired == nil {
+			s.Retired = map[string]uint64{}
+		}
+		s.Retired[k] += n
+	}
 	s.Passes += l.passes
 	s.PerService = addTraffic(s.PerService, l.perService)
 	s.PerBackend = addTraffic(s.PerBackend, l.perBackend)
@@ -209,6 +219,9 @@ func (s *Stats) Drops() map[string]uint64 {
 		}
 	}
 	add("reload", s.Reload)
+	for k, n := range s.Retired {
+		add(k, n)
+	}
 	for i := range s.Nodes {
 		n := &s.Nodes[i]
 		for _, o := range n.Outputs {
