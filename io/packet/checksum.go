@@ -47,7 +47,7 @@ func Sum(b []byte) uint32 {
 	if len(b) == 1 {
 		last += uint64(b[0])
 	}
-	return uint32(bits.ReverseBytes16(Fold64(s, last, 0)))
+	return uint32(bits.ReverseBytes16(fold64(s, last, 0)))
 }
 
 // Fold folds a partial sum to 16 bits.
@@ -87,12 +87,21 @@ func AddSum(c uint16, s uint32) uint16 { return ^fold32(uint32(^c) + s&0xffff + 
 // by 16 bits.
 func fold32(s uint32) uint16 { return uint16((s + bits.RotateLeft32(s, 16)) >> 16) }
 
-// Fold64 is the folded one's complement sum of three words: of an IPv4 header
-// without options, 0xffff when its checksum is right.
-func Fold64(a, b, c uint64) uint16 {
-	s, carry := bits.Add64(a, b, 0)
-	s, carry = bits.Add64(s, c, carry)
-	s += carry
+// fold64 is the folded one's complement sum of three words.
+func fold64(a, b, c uint64) uint16 {
+	s := add64(a, b, c)
 	t, up := bits.Add32(uint32(s), uint32(s>>32), 0)
 	return fold32(t + up)
+}
+
+// IPv4OK tells whether an IPv4 header without options, given as its three words, has a
+// right checksum (and is not all zero): the sum of its 16-bit words is then a multiple of 0xffff, and no
+// folding is needed to see that, for 2¹⁶ leaves 1 when divided by 0xffff.
+func IPv4OK(a, b uint64, c uint32) bool { return add64(a, b, uint64(c))%0xffff == 0 }
+
+func add64(a, b, c uint64) uint64 {
+	s, carry := bits.Add64(a, b, 0)
+	s, carry = bits.Add64(s, c, carry)
+	s, _ = bits.Add64(s, 0, carry)
+	return s
 }

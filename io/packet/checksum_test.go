@@ -72,8 +72,8 @@ func TestFold(t *testing.T) {
 			}
 		}
 		be := binary.BigEndian
-		if got, want := Fold64(be.Uint64(b[:]), be.Uint64(b[8:]), be.Uint64(b[16:])), sumByWords(b[:]); got != want {
-			t.Fatalf("Fold64(%x) = %#x, want %#x", b, got, want)
+		if got, want := fold64(be.Uint64(b[:]), be.Uint64(b[8:]), be.Uint64(b[16:])), sumByWords(b[:]); got != want {
+			t.Fatalf("fold64(%x) = %#x, want %#x", b, got, want)
 		}
 	}
 }

@@ -78,105 +78,84 @@ func (worker) Process(v *packet.Vector, in packet.Lanes, out []packet.Lanes) {
 // faultless. It answers the others, to be parsed by whole.
 func plain(v *packet.Vector, n int) (others packet.Lanes) {
 	n = min(n, packet.Size)
-	clear(v.VIP[:n])
-	clear(v.Backend[:n])
+	be := binary.BigEndian
 	for i := range v.Len[:n] {
+		// No byte below is read before size vouches for it.
+		p := (*[packet.EtherLen + packet.IPv4Len + packet.TCPLen]byte)(v.Ptr(i, 0))
 		size := uint64(v.Len[i])
-		// No constant index below is reached before size vouches for it.
-		p := (*[packet.EtherLen + packet.IPv6Len + packet.TCPLen]byte)(v.Ptr(i, 0))
 		if size < packet.EtherLen+packet.IPv4Len+packet.UDPLen {
 			others |= packet.Lane(i)
 			continue
 		}
-		var (
-			l4    uint64      // offset of the transport header
-			rest  uint64      // bytes from there to the packet's end
-			proto uint8       // TCP or UDP
-			flags = packet.DF // of the lane
-			ports uint32      // as they stand in the header
-			word  uint64      // bytes 8 … 15 of a TCP header, 0 … 7 of a UDP header
-			tcp   uint8       // TCP flags
-			be    = binary.BigEndian
-		)
-		switch be.Uint16(p[12:]) {
-		case packet.EtherIPv4:
-			// a: version, IHL, ToS, length, ID, flags and offset
-			// b: TTL, protocol, checksum, source
-			a, b, dst := be.Uint64(p[14:]), be.Uint64(p[22:]), be.Uint32(p[30:])
-			total := a >> 32 & 0xffff
-			if a>>56 != 0x45 || a&(packet.IPv4MF|packet.IPv4Offset) != 0 || packet.Fold64(a, b, uint64(dst)) != 0xffff ||
-				total+packet.EtherLen > size || total < packet.IPv4Len+packet.UDPLen {
+		if be.Uint16(p[12:]) != packet.EtherIPv4 {
+			if !plain6(v, i) {
 				others |= packet.Lane(i)
-				continue
 			}
-			proto, l4, rest = uint8(b>>48), packet.EtherLen+packet.IPv4Len, total-packet.IPv4Len
-			ports = be.Uint32(p[34:])
-			if proto == packet.ProtoTCP {
-				if rest < packet.TCPLen {
-					others |= packet.Lane(i)
-					continue
-				}
-				word = be.Uint64(p[42:])
-			} else {
-				word = be.Uint64(p[34:])
-			}
-			flags = packet.Flags(a>>dfShift) & packet.DF
-			v.IPLen[i] = uint32(total)
-			v.Src[i], v.Dst[i] = packet.Addr4(uint32(b)), packet.Addr4(dst)
-			v.Hash[i] = packet.FlowHash4(uint32(b), dst, uint64(ports)<<16|uint64(proto))
-		case packet.EtherIPv6:
-			if size < packet.EtherLen+packet.IPv6Len+packet.UDPLen {
-				others |= packet.Lane(i)
-				continue
-			}
-			a := be.Uint64(p[14:])
-			rest = a >> 16 & 0xffff
-			if a>>60 != 6 || rest+packet.EtherLen+packet.IPv6Len > size || rest < packet.UDPLen {
-				others |= packet.Lane(i)
-				continue
-			}
-			proto, l4 = uint8(a>>8), packet.EtherLen+packet.IPv6Len
-			ports = be.Uint32(p[54:])
-			if proto == packet.ProtoTCP {
-				if rest < packet.TCPLen {
-					others |= packet.Lane(i)
-					continue
-				}
-				word = be.Uint64(p[62:])
-			} else {
-				word = be.Uint64(p[54:])
-			}
-			flags |= packet.V6
-			src, dst := packet.Addr6(p[22:]), packet.Addr6(p[38:])
-			v.IPLen[i] = uint32(rest + packet.IPv6Len)
-			v.Src[i], v.Dst[i] = src, dst
-			v.Hash[i] = packet.FlowHash(src, dst, uint16(ports>>16), uint16(ports), proto)
-		default:
+			continue
+		}
+		// a: version, IHL, ToS, length, ID, flags and offset
+		// b: TTL, protocol, checksum, source
+		// c: ports; sequence number, or length and checksum
+		a, b, dst, c := be.Uint64(p[14:]), be.Uint64(p[22:]), be.Uint32(p[30:]), be.Uint64(p[34:])
+		total := a >> 32 & 0xffff
+		if a>>56 != 0x45 || a&(packet.IPv4MF|packet.IPv4Offset) != 0 || !packet.IPv4OK(a, b, dst) || total+packet.EtherLen > size {
 			others |= packet.Lane(i)
 			continue
 		}
-		switch proto {
-		case packet.ProtoTCP:
-			offset := word >> 28 & 0xf * 4
-			tcp = uint8(word >> 16)
-			if offset < packet.TCPLen || offset > rest {
+		proto := b >> 48 & 0xff
+		tcp := uint64(0)
+		if proto == packet.ProtoTCP && total >= packet.IPv4Len+packet.TCPLen {
+			tcp = uint64(be.Uint16(p[46:]))
+			if n := tcp >> 12 * 4; n < packet.TCPLen || n+packet.IPv4Len > total {
 				others |= packet.Lane(i)
 				continue
 			}
-		case packet.ProtoUDP:
-			if n := word >> 16 & 0xffff; n < packet.UDPLen || n > rest {
-				others |= packet.Lane(i)
-				continue
-			}
-		default:
+		} else if n := c >> 16 & 0xffff; proto != packet.ProtoUDP || n < packet.UDPLen || n+packet.IPv4Len > total {
 			others |= packet.Lane(i)
 			continue
 		}
-		v.L3[i], v.L4[i] = packet.EtherLen, uint16(l4)
-		v.Flags[i], v.Proto[i], v.TCP[i] = flags, proto, tcp
-		v.SPort[i], v.DPort[i] = uint16(ports>>16), uint16(ports)
+		v.L3[i], v.L4[i] = packet.EtherLen, packet.EtherLen+packet.IPv4Len
+		v.IPLen[i] = uint32(total)
+		v.Flags[i], v.Proto[i], v.TCP[i] = packet.Flags(a>>dfShift)&packet.DF, uint8(proto), uint8(tcp)
+		v.SPort[i], v.DPort[i] = uint16(c>>48), uint16(c>>32)
+		v.Src[i], v.Dst[i] = packet.Addr4(uint32(b)), packet.Addr4(dst)
+		v.Hash[i] = packet.FlowHash4(uint32(b), dst, c>>32<<16|proto)
+		v.VIP[i], v.Backend[i] = 0, 0
 	}
 	return others
+}
+
+// plain6 is plain for a lane of at least 42 bytes that may be IPv6.
+func plain6(v *packet.Vector, i int) (ok bool) {
+	i &= 63
+	be := binary.BigEndian
+	p := (*[packet.EtherLen + packet.IPv6Len + packet.TCPLen]byte)(v.Ptr(i, 0))
+	size := uint64(v.Len[i])
+	a := be.Uint64(p[14:]) // version, class, label, payload length, next header, hop limit
+	rest := a >> 16 & 0xffff
+	if be.Uint16(p[12:]) != packet.EtherIPv6 || a>>60 != 6 || rest < packet.UDPLen || packet.EtherLen+packet.IPv6Len+rest > size {
+		return false
+	}
+	c := be.Uint64(p[54:])
+	proto := uint8(a >> 8)
+	tcp := uint64(0)
+	if proto == packet.ProtoTCP && rest >= packet.TCPLen {
+		tcp = uint64(be.Uint16(p[66:]))
+		if n := tcp >> 12 * 4; n < packet.TCPLen || n > rest {
+			return false
+		}
+	} else if n := c >> 16 & 0xffff; proto != packet.ProtoUDP || n < packet.UDPLen || n > rest {
+		return false
+	}
+	src, dst := packet.Addr6(p[22:]), packet.Addr6(p[38:])
+	v.L3[i], v.L4[i] = packet.EtherLen, packet.EtherLen+packet.IPv6Len
+	v.IPLen[i] = uint32(rest + packet.IPv6Len)
+	v.Flags[i], v.Proto[i], v.TCP[i] = packet.V6|packet.DF, proto, uint8(tcp)
+	v.SPort[i], v.DPort[i] = uint16(c>>48), uint16(c>>32)
+	v.Src[i], v.Dst[i] = src, dst
+	v.Hash[i] = packet.FlowHash(src, dst, uint16(c>>48), uint16(c>>32), proto)
+	v.VIP[i], v.Backend[i] = 0, 0
+	return true
 }
 
 // whole parses any lane and answers its output. All header and flow columns are
