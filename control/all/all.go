@@ -1,0 +1,2 @@
+// Package all registers every control kind that comes with lbgraph.
+package all
