@@ -141,6 +141,9 @@ type Env struct {
 	// of a vector holds. It is complete only once all nodes are built: call it from
 	// the Maker.
 	Ports func() []Port
+	// Host is what runs the controls. A kind asserts the small interface that it
+	// declares for what it needs of it; nil where nothing runs (replay, tests).
+	Host any
 	// Addrs answers the addresses of the graph's interfaces, in the kernel's order.
 	// It is complete only once all nodes are built: call it from the Maker.
 	Addrs func() []netip.Addr

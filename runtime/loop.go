@@ -67,7 +67,7 @@ type Loop struct {
 	retired       map[string]uint64 // drops of nodes and outputs that a reload removed, by "node.reason"
 	perService    []Traffic
 	perBackend    []Traffic
-	latency       [latencyBuckets]uint64
+	latency       [graph.LatencyBuckets]uint64
 	sizes         [packet.Size + 1]uint64 // vectors by packets
 
 	cmd      atomic.Pointer[command]
@@ -76,9 +76,6 @@ type Loop struct {
 	waker    waker
 	fds      []int
 }
-
-// Traffic is packets and bytes.
-type Traffic struct{ Packets, Bytes uint64 }
 
 // node is one node of the program on this core.
 type node struct {
