@@ -1,14 +1,11 @@
 package runtime
 
 import (
-	"errors"
-	"fmt"
 	"math/bits"
 	"sync"
 	"time"
 
 	"github.com/lbgraph/lbgraph/graph"
-	"github.com/lbgraph/lbgraph/io/packet"
 )
 
 func bucket(c uint64) int {
