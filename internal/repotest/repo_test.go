@@ -54,13 +54,25 @@ var load = sync.OnceValues(func() ([]pkg, error) {
 
 const root = "../.."
 
-func packages(t *testing.T) []pkg {
+// packages answers the packages that git tracks a Go file of.
+func packages(t *testing.T) (known []pkg) {
 	t.Helper()
 	all, err := load()
 	if err != nil {
 		t.Fatalf("go list: %v", err)
 	}
-	return all
+	dirs := map[string]bool{}
+	for _, f := range tracked(t) {
+		if filepath.Ext(f) == ".go" {
+			dirs[filepath.ToSlash(filepath.Dir(f))] = true
+		}
+	}
+	for _, p := range all {
+		if dirs[p.Path] {
+			known = append(known, p)
+		}
+	}
+	return known
 }
 
 // tracked answers the files that git tracks, relative to the root, as far as

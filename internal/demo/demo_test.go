@@ -1,0 +1,179 @@
+package demo
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/lbgraph/lbgraph/control/state"
+	"github.com/lbgraph/lbgraph/graph"
+)
+
+// serve runs a backend on free ports of the loopback.
+func serve(t *testing.T) (httpAt, udpAt netip.AddrPort) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	httpAt = l.Addr().(*net.TCPAddr).AddrPort()
+	udpAt = httpAt
+	_ = l.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() {
+		done <- Backend{Name: "b-1", HTTP: []netip.AddrPort{httpAt}, UDP: []netip.AddrPort{udpAt}}.Serve(ctx)
+	}()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	for range 100 {
+		if c, err := net.Dial("tcp", httpAt.String()); err == nil {
+			_ = c.Close()
+			return httpAt, udpAt
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	t.Fatal("the backend does not listen")
+	return
+}
+
+func TestBackend(t *testing.T) {
+	at, udp := serve(t)
+	base := "http://" + at.String()
+	get := func(path string) (int, string) {
+		t.Helper()
+		r, err := http.Get(base + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = r.Body.Close() }()
+		b, err := io.ReadAll(r.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r.StatusCode, string(b)
+	}
+	if code, body := get("/"); code != 200 || body != "b-1\n" {
+		t.Errorf("/: %d %q", code, body)
+	}
+	want, err := io.ReadAll(Bytes(10000))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if code, body := get("/bytes/10000"); code != 200 || body != string(want) {
+		t.Errorf("/bytes/10000: %d, %d bytes", code, len(body))
+	}
+	for _, path := range []string{"/bytes/-1", "/bytes/x", "/bytes/2000000000", "/bytes/99999999999999999999"} {
+		if code, _ := get(path); code != 400 {
+			t.Errorf("%s: %d", path, code)
+		}
+	}
+	r, err := http.Post(base+"/upload", "application/octet-stream", Bytes(10000))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = r.Body.Close() }()
+	if b, err := io.ReadAll(r.Body); err != nil || string(b) != fmt.Sprintf("b-1 10000 %x\n", sha256.Sum256(want)) {
+		t.Errorf("/upload: %q, %v", b, err)
+	}
+
+	var out strings.Builder
+	for _, size := range []int{0, 64, 4000} {
+		if err := Ask(t.Context(), &out, udp, 2, size); err != nil {
+			t.Errorf("%d bytes over UDP: %v", size, err)
+		}
+	}
+	if out.String() != strings.Repeat("b-1\n", 6) {
+		t.Errorf("who answered over UDP: %q", &out)
+	}
+}
+
+// A port that is taken is an error at once, and the other listeners are closed.
+func TestBackendPortInUse(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	at := l.Addr().(*net.TCPAddr).AddrPort()
+	err = Backend{Name: "b-1", HTTP: []netip.AddrPort{at}}.Serve(t.Context())
+	if err == nil || !strings.Contains(err.Error(), "in use") {
+		t.Errorf("%v", err)
+	}
+}
+
+// On the loopback nothing is too big, so the path takes what the device does.
+func TestPathMTU(t *testing.T) {
+	_, udp := serve(t)
+	if mtu, err := PathMTU(t.Context(), udp, 1500); err != nil || mtu < 1500 {
+		t.Errorf("%d, %v", mtu, err)
+	}
+}
+
+func TestPicture(t *testing.T) {
+	out := func(names ...string) (all []graph.Output) {
+		for _, n := range names {
+			all = append(all, graph.Output{Name: n})
+		}
+		return all
+	}
+	source, sink := &graph.Kind{Source: true}, &graph.Kind{}
+	rx := &graph.Instance{Name: "rx", Kind: source, Outputs: out("next")}
+	parse := &graph.Instance{Name: "parse", Kind: sink, Outputs: out("next", "fragment")}
+	ct := &graph.Instance{Name: "ct", Kind: sink, Outputs: out("hit", "miss")}
+	choose := &graph.Instance{Name: "select", Kind: sink, Outputs: out("next")}
+	tx := &graph.Instance{Name: "tx", Kind: sink}
+	edge := func(from *graph.Instance, output int, to *graph.Instance) {
+		for len(from.Edges) < len(from.Outputs) {
+			from.Edges = append(from.Edges, nil)
+		}
+		from.Edges[output] = &graph.Edge{From: from, Output: output, To: to}
+	}
+	edge(rx, 0, parse)
+	edge(parse, 0, ct)
+	edge(ct, 0, tx)
+	edge(ct, 1, choose)
+	edge(choose, 0, tx)
+	want := `    rx ──► parse ──► ct ──► tx
+    ct.miss ──► select ──► tx
+`
+	if got := Picture(&graph.Graph{Nodes: []*graph.Instance{rx, parse, ct, choose, tx}}); got != want {
+		t.Errorf("got\n%swant\n%s", got, want)
+	}
+}
+
+// What a file must have for the demo is said before anything is made.
+func TestReadRefuses(t *testing.T) {
+	web := state.VIPSpec{Name: "web", Prefix: netip.MustParsePrefix("203.0.113.80/32"), Protocol: 6, Ports: []state.PortRange{{Lo: 80, Hi: 80}}}
+	four := state.PoolSpec{Backends: []state.BackendSpec{{Name: "b", Address: netip.MustParseAddr("10.0.0.1")}}}
+	six := state.PoolSpec{Backends: []state.BackendSpec{{Name: "b", Address: netip.MustParseAddr("2001:db8::1")}}}
+	for _, c := range []struct {
+		spec state.Spec
+		ok   bool
+	}{
+		{state.Spec{VIPs: []state.VIPSpec{web}, Pools: []state.PoolSpec{four}}, true},
+		{state.Spec{VIPs: []state.VIPSpec{web}, Pools: []state.PoolSpec{four, four}}, true},
+		{state.Spec{VIPs: []state.VIPSpec{web}}, false},
+		{state.Spec{Pools: []state.PoolSpec{four}}, false},
+		{state.Spec{VIPs: []state.VIPSpec{web}, Pools: []state.PoolSpec{six}}, false},
+	} {
+		d := &demo{Config: Config{File: &graph.File{Spec: c.spec}}}
+		if err := d.read(); (err == nil) != c.ok {
+			t.Errorf("%+v: %v", c.spec, err)
+		}
+		if c.ok && len(d.backends) != 1 {
+			t.Errorf("%d backends of one address", len(d.backends))
+		}
+	}
+}
