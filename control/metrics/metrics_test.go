@@ -1,0 +1,142 @@
+package metrics
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"go.uber.org/zap"
+
+	"github.com/lbgraph/lbgraph/control/state"
+	"github.com/lbgraph/lbgraph/graph"
+)
+
+type host struct{ sick, busy error }
+
+func (h *host) Stats() []graph.Stats {
+	s := graph.Stats{
+		Graph: "edge", Received: 10, ReceivedBytes: 640, Sent: 7, SentBytes: 500, Reload: 1, CyclesPerNanosecond: 2,
+		PerService: []graph.Traffic{{}, {Packets: 7, Bytes: 500}}, PerBackend: []graph.Traffic{{}, {Packets: 7, Bytes: 500}},
+		Nodes: []graph.NodeStats{{
+			Name: "parse", Kind: "parse", Calls: 2, Packets: 10, Unanswered: 1, DuplicateAnswer: 1, NoPunt: 1,
+			Outputs:  []graph.OutputStats{{Name: "next", To: "tx", Packets: 7}, {Name: "truncated", Drop: true, Packets: 2, Bytes: 80}},
+			Counters: []graph.CounterStats{{Name: "odd", Value: 3}}, Gauges: map[string]float64{"entries": 5},
+		}},
+	}
+	s.Latency[0], s.Latency[3] = 2, 1
+	s.Sizes[4], s.Sizes[6] = 1, 1
+	return []graph.Stats{s}
+}
+
+func (h *host) Snapshot() *state.Snapshot { return new(state.Cell).Load() }
+func (h *host) Healthy() error            { return h.sick }
+func (h *host) Ready() error              { return h.busy }
+func (h *host) Version() string           { return "v1" }
+
+// TestConventions lints names, help and types as Prometheus' own linter does.
+func TestConventions(t *testing.T) {
+	problems, err := testutil.CollectAndLint(Collector(&host{}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range problems {
+		t.Errorf("%s: %s", p.Metric, p.Text)
+	}
+}
+
+func TestFigures(t *testing.T) {
+	srv := httptest.NewServer(Handler(&host{}))
+	defer srv.Close()
+	body := get(t, srv.URL+"/metrics", http.StatusOK)
+	for _, line := range []string{
+		`lbgraph_received_packets_total{graph="edge"} 10`,
+		`lbgraph_sent_bytes_total{graph="edge"} 500`,
+		`lbgraph_dropped_packets_total{graph="edge",node="parse",reason="truncated"} 2`,
+		`lbgraph_dropped_bytes_total{graph="edge",node="parse",reason="truncated"} 80`,
+		`lbgraph_dropped_packets_total{graph="edge",node="parse",reason="unanswered"} 1`,
+		`lbgraph_dropped_packets_total{graph="edge",node="parse",reason="no_punt"} 1`,
+		`lbgraph_dropped_packets_total{graph="edge",node="",reason="reload"} 1`,
+		`lbgraph_node_output_packets_total{graph="edge",node="parse",output="next"} 7`,
+		`lbgraph_node_events_total{event="odd",graph="edge",node="parse"} 3`,
+		`lbgraph_node_events_total{event="duplicate_answer",graph="edge",node="parse"} 1`,
+		`lbgraph_node_value{graph="edge",node="parse",value="entries"} 5`,
+		`lbgraph_vector_packets_bucket{graph="edge",le="4"} 1`,
+		`lbgraph_vector_packets_sum{graph="edge"} 10`,
+		`lbgraph_vector_duration_seconds_count{graph="edge"} 3`,
+	} {
+		if !strings.Contains(body, line+"\n") {
+			t.Errorf("the page lacks %s", line)
+		}
+	}
+}
+
+func TestVerdicts(t *testing.T) {
+	h := &host{}
+	srv := httptest.NewServer(Handler(h))
+	defer srv.Close()
+	get(t, srv.URL+"/healthz", http.StatusOK)
+	get(t, srv.URL+"/readyz", http.StatusOK)
+	h.sick, h.busy = errors.New("core 1 has not passed for 2s"), errors.New("draining")
+	if b := get(t, srv.URL+"/healthz", http.StatusServiceUnavailable); !strings.Contains(b, "core 1") {
+		t.Errorf("healthz says %q", b)
+	}
+	if b := get(t, srv.URL+"/readyz", http.StatusServiceUnavailable); !strings.Contains(b, "draining") {
+		t.Errorf("readyz says %q", b)
+	}
+}
+
+func get(t *testing.T, url string, code int) string {
+	t.Helper()
+	r, err := http.Get(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Body.Close()
+	b, err := io.ReadAll(r.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.StatusCode != code {
+		t.Errorf("%s answers %d: %s", url, r.StatusCode, b)
+	}
+	return string(b)
+}
+
+func TestPortInUse(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	k := graph.Lookup("metrics")
+	c := k.NewConfig().(*Config)
+	c.Listen = l.Addr().String()
+	ctl, err := k.Control(c, &graph.Env{Host: &host{}, Log: zap.NewNop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := ctl.Start(context.Background()); err == nil || !strings.Contains(err.Error(), "address already in use") {
+		t.Errorf("got %v", err)
+	}
+	if err := ctl.Stop(context.Background()); err != nil {
+		t.Error(err)
+	}
+	c.Listen = "127.0.0.1:0"
+	ctl, _ = k.Control(c, &graph.Env{Host: &host{}, Log: zap.NewNop()})
+	if err := ctl.Start(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	if err := ctl.Stop(context.Background()); err != nil {
+		t.Error(err)
+	}
+	c.Listen = "nonsense"
+	if k.CheckConfig(c) == nil {
+		t.Error("an address without a port was taken")
+	}
+}
