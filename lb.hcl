@@ -57,3 +57,5 @@ graph "edge" {
   node "gre-encap" "gre" {}
   node "xdp-tx" "tx" {}
 }
+
+metrics { listen = "127.0.0.1:9109" } # /metrics, /healthz, /readyz

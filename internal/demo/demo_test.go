@@ -177,3 +177,10 @@ func TestReadRefuses(t *testing.T) {
 		}
 	}
 }
+
+func TestSamples(t *testing.T) {
+	got := samples("# HELP x y\nlbgraph_a_total{graph=\"g\",node=\"rx\"} 12\nlbgraph_b 1.5e+06\nnonsense\n")
+	if len(got) != 2 || got[0].name != "lbgraph_a_total" || got[0].labels["node"] != "rx" || got[0].value != 12 || got[1].value != 1.5e6 {
+		t.Errorf("%+v", got)
+	}
+}
