@@ -104,6 +104,8 @@ func init() {
 	register(g.Def[stub]{Kind: "pcap-tx"})
 	register(g.Def[stub]{Kind: "drop"})
 	register(g.Def[stub]{Kind: "punt", Forbids: g.Backend | g.Sent, Outputs: drops("no_punt")})
-	g.Register(g.Def[stub]{Kind: "metrics", Summary: "stands in for metrics", Single: true,
-		Control: func(stub, *g.Env) (g.Control, error) { return nil, errors.New("a stub") }})
+	for _, kind := range []string{"metrics", "bgp", "health"} {
+		g.Register(g.Def[stub]{Kind: kind, Summary: "stands in for " + kind, Single: kind == "metrics",
+			Control: func(stub, *g.Env) (g.Control, error) { return nil, errors.New("a stub") }})
+	}
 }

@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/hashicorp/hcl/v2"
 	"github.com/hashicorp/hcl/v2/hclsyntax"
@@ -86,7 +88,13 @@ func Read(body hcl.Body, blocks map[string]int) (hcl.Attributes, hcl.Blocks, hcl
 	}
 	content, rest, diags := body.PartialContent(&schema)
 	if diags.HasErrors() {
-		return nil, nil, diags
+		var told hcl.Diagnostics
+		for i, d := range diags {
+			if i == 0 || d.Summary != "Missing block label" || told[len(told)-1].Summary == d.Summary {
+				told = append(told, d) // a value of the wrong type has no labels either
+			}
+		}
+		return nil, nil, told
 	}
 	as, diags := rest.JustAttributes()
 	return as, content.Blocks, diags
@@ -124,7 +132,7 @@ func join(path, name string) string {
 func (d *decoder) body(body hcl.Body, head hcl.Range, v reflect.Value, path string, skip []string) {
 	fs := fieldsOf(v.Type())
 	labels := map[string]int{}
-	names := append([]string(nil), skip...)
+	var names []string
 	known := map[string]*field{}
 	for _, f := range fs {
 		if f.role == label {
@@ -136,6 +144,7 @@ func (d *decoder) body(body hcl.Body, head hcl.Range, v reflect.Value, path stri
 			labels[f.name] = countLabels(f.elem)
 		}
 	}
+	names = append(names, skip...)
 	skipped := map[string]bool{}
 	for _, s := range skip {
 		skipped[s] = true
@@ -146,13 +155,14 @@ func (d *decoder) body(body hcl.Body, head hcl.Range, v reflect.Value, path stri
 		return
 	}
 
-	given := map[string]int{}
+	given, meant := map[string]int{}, map[string]bool{} // meant: misspelled, so not missing
 	for _, name := range sortedNames(attrs) {
 		a := attrs[name]
 		f := known[name]
 		switch {
 		case skipped[name]:
 		case f == nil:
+			meant[closest(name, names)] = true
 			d.fault(a.NameRange, "Unknown argument", "There is no argument %q here. %s", name, DidYouMean(name, names))
 		case f.role == block:
 			given[name]++
@@ -170,6 +180,7 @@ func (d *decoder) body(body hcl.Body, head hcl.Range, v reflect.Value, path stri
 		switch {
 		case skipped[b.Type]:
 		case f == nil:
+			meant[closest(b.Type, names)] = true
 			d.fault(b.TypeRange, "Unknown block", "There is no block %q here. %s", b.Type, DidYouMean(b.Type, names))
 		case f.role != block:
 			given[b.Type]++
@@ -182,7 +193,7 @@ func (d *decoder) body(body hcl.Body, head hcl.Range, v reflect.Value, path stri
 		}
 	}
 	for _, f := range fs {
-		if f.role == argument && f.required && given[f.name] == 0 {
+		if f.role == argument && f.required && given[f.name] == 0 && !meant[f.name] {
 			d.fault(head, "Missing argument", "The argument %q is required: %s. Add %s = %s.", f.name, f.about(), f.name, example(f))
 		}
 	}
@@ -359,11 +370,12 @@ func (d *decoder) entries(es []entry, at hcl.Range, dst reflect.Value, path stri
 		known[f.name] = f
 		names = append(names, f.name)
 	}
-	given := map[string]bool{}
+	given, meant := map[string]bool{}, map[string]bool{}
 	res := filled
 	for _, e := range es {
 		f := known[e.name]
 		if f == nil {
+			meant[closest(e.name, names)] = true
 			d.fault(e.at, "Unknown argument", "There is no argument %q here. %s", e.name, DidYouMean(e.name, names))
 			continue
 		}
@@ -390,7 +402,7 @@ func (d *decoder) entries(es []entry, at hcl.Range, dst reflect.Value, path stri
 		}
 	}
 	for _, f := range fs {
-		if f.required && !given[f.name] {
+		if f.required && !given[f.name] && !meant[f.name] {
 			d.fault(at, "Missing argument", "The argument %q is required: %s. Add %s = %s.", f.name, f.about(), f.name, example(f))
 		}
 	}
@@ -557,9 +569,16 @@ func (d *decoder) leaf(val cty.Value, at hcl.Range, dst reflect.Value, f *field,
 			return faulty
 		}
 		dst.Set(reflect.ValueOf(p))
+	case t == addrPortType:
+		a, err := netip.ParseAddrPort(s)
+		if err != nil {
+			d.fault(at, "Not an address with port", "%q cannot be %q. %s", name, s, howTo(t))
+			return faulty
+		}
+		dst.Set(reflect.ValueOf(netip.AddrPortFrom(a.Addr().Unmap(), a.Port())))
 	case reflect.PointerTo(t).Implements(textType):
 		if err := dst.Addr().Interface().(encoding.TextUnmarshaler).UnmarshalText([]byte(s)); err != nil {
-			d.fault(at, "Value not accepted", "%q cannot be %q: %s.", name, s, strings.TrimSuffix(err.Error(), "."))
+			d.fault(at, "Value not accepted", "%q cannot be %q. %s", name, s, sentence(err.Error()))
 			return faulty
 		}
 	default:
@@ -723,6 +742,8 @@ func howTo(t reflect.Type) string {
 		return `Write an IPv4 or IPv6 address in quotes, as in "192.0.2.1".`
 	case "prefix":
 		return `Write an IPv4 or IPv6 prefix in quotes, as in "192.0.2.0/24".`
+	case "address with port":
+		return `Write both in quotes, as in "192.0.2.1:80" or "[::]:80".`
 	case "text":
 		return `Write it in quotes.`
 	case "boolean":
@@ -755,6 +776,8 @@ func example(f *field) string {
 		return `"192.0.2.1"`
 	case "prefix":
 		return `"192.0.2.0/24"`
+	case "address with port":
+		return `"192.0.2.1:80"`
 	case "text":
 		if f.ref != "" {
 			return f.ref + ".NAME"
@@ -772,6 +795,14 @@ func example(f *field) string {
 		return "[ … ]"
 	}
 	return "{ … }"
+}
+
+func sentence(s string) string {
+	if s == "" {
+		return s
+	}
+	r, n := utf8.DecodeRuneInString(s)
+	return string(unicode.ToUpper(r)) + strings.TrimSuffix(s[n:], ".") + "."
 }
 
 func sortedNames(as hcl.Attributes) []string {

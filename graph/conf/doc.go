@@ -18,7 +18,8 @@
 //
 // An argument is a string, a bool, an integer or float of any size, a
 // time.Duration ("5s"), a netip.Addr, a netip.Prefix (an address is the prefix of
-// its full length), an encoding.TextUnmarshaler, a pointer to one of these (nil
+// its full length), a netip.AddrPort, an encoding.TextUnmarshaler (whose error says
+// what to write, as in "write a port from 0 to 65535"), a pointer to one of these (nil
 // where the file is silent), a slice of them, a map[string] of them, or a struct
 // or a slice of structs, given as objects. An hcl.Expression is kept as it is, for
 // the caller to evaluate. Anonymous structs are as if written

@@ -80,6 +80,11 @@ func text(v reflect.Value) string {
 			return ""
 		}
 		return strconv.Quote(x.String())
+	case netip.AddrPort:
+		if !x.IsValid() {
+			return ""
+		}
+		return strconv.Quote(x.String())
 	case netip.Prefix:
 		if !x.IsValid() {
 			return ""

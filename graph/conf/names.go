@@ -125,6 +125,14 @@ func DidYouMean(given string, known []string) string {
 }
 
 func closeTo(given string, known []string) string {
+	if best := closest(given, known); best != "" {
+		return fmt.Sprintf("Did you mean %q?", best)
+	}
+	return ""
+}
+
+// closest answers the name that was probably meant, or "".
+func closest(given string, known []string) string {
 	best, least := "", len(given)/3+2
 	for _, k := range known {
 		d := distance(fold(given), fold(k))
@@ -135,10 +143,7 @@ func closeTo(given string, known []string) string {
 			best, least = k, d
 		}
 	}
-	if best == "" {
-		return ""
-	}
-	return fmt.Sprintf("Did you mean %q?", best)
+	return best
 }
 
 func oneOf(known []string) string {

@@ -46,6 +46,7 @@ var (
 	durationType = reflect.TypeFor[time.Duration]()
 	addrType     = reflect.TypeFor[netip.Addr]()
 	prefixType   = reflect.TypeFor[netip.Prefix]()
+	addrPortType = reflect.TypeFor[netip.AddrPort]()
 	textType     = reflect.TypeFor[encoding.TextUnmarshaler]()
 	exprType     = reflect.TypeFor[hcl.Expression]()
 
@@ -274,6 +275,8 @@ func word(t reflect.Type) string {
 		return "address"
 	case t == prefixType:
 		return "prefix"
+	case t == addrPortType:
+		return "address with port"
 	case t == exprType:
 		return "value"
 	case t.Kind() == reflect.Pointer:
@@ -302,6 +305,8 @@ func plural(w string) string {
 		return "addresses"
 	case "prefix":
 		return "prefixes"
+	case "address with port":
+		return "addresses with port"
 	}
 	return w + "s"
 }

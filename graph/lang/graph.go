@@ -96,9 +96,6 @@ func (l *loader) graph(b *hcl.Block) {
 		}
 	}
 	sort.SliceStable(g.Nodes, func(i, j int) bool { return s.first[g.Nodes[i].Name] < s.first[g.Nodes[j].Name] })
-	if len(g.Nodes) == 0 && len(s.nodes) == 0 && !diags.HasErrors() {
-		l.fault(g.Range, "Graph without nodes", "The %s %q has no node. Add a path block with a list of nodes.", b.Type, g.Name)
-	}
 	l.file.Graphs = append(l.file.Graphs, g)
 }
 
@@ -152,7 +149,7 @@ func (s *builder) node(b *hcl.Block) *graph.Instance {
 		s.fault(b.LabelRanges[0], "Unknown kind", "There is no kind of node %q. %s", kind, conf.DidYouMean(kind, s.kinds()))
 		return nil
 	}
-	if !s.plane(k, b.LabelRanges[0]) || !s.once(k, conf.Head(b)) {
+	if !s.plane(k, b.LabelRanges[0]) {
 		return nil
 	}
 	inst := &graph.Instance{Kind: k, Name: name, Config: k.NewConfig(), Range: conf.Head(b)}
@@ -257,7 +254,7 @@ func (s *builder) step(e hcl.Expression) (st step, ok bool) {
 		s.fault(st.at, "Unknown node", "There is no node %q. %s", st.name, conf.DidYouMean(st.name, s.names()))
 		return st, false
 	}
-	if !s.plane(k, st.at) || !s.once(k, st.at) {
+	if !s.plane(k, st.at) {
 		return st, false
 	}
 	inst = &graph.Instance{Kind: k, Name: st.name, Config: k.NewConfig(), Range: st.at}

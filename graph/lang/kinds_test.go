@@ -2,6 +2,7 @@ package lang_test
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"time"
 
@@ -10,8 +11,6 @@ import (
 
 // The kinds of the real catalogue are written elsewhere; these have the same
 // outputs and arguments, and build nothing.
-
-const sent = graph.Sent
 
 func outputs(names ...string) (os []graph.Output) {
 	for _, n := range names {
@@ -52,6 +51,20 @@ type conntrack struct {
 	NewFlows int      `hcl:"new_flows,optional" doc:"new flows a second and core; 0 is no cap"`
 }
 
+type handoff struct {
+	Cores []int `hcl:"cores" range:"0,63" doc:"cores that take over"`
+}
+
+type greEncap struct {
+	Source  netip.Prefix `hcl:"source,optional" doc:"outer source"`
+	NextHop string       `hcl:"next_hop,optional" doc:"sender, an address, or kernel"`
+	TTL     uint8        `hcl:"ttl,optional" doc:"outer TTL"`
+	Scale   float64      `hcl:"scale,optional" range:"0,1" doc:"a float"`
+	Small   float32      `hcl:"small,optional" doc:"a small float"`
+	Signed  int8         `hcl:"signed,optional" doc:"a small integer"`
+	Keep    bool         `hcl:"keep,optional" doc:"a flag"`
+}
+
 type peer struct {
 	Name        string            `hcl:"name,label"`
 	Address     netip.Addr        `hcl:"address" doc:"the router's address"`
@@ -79,9 +92,20 @@ func init() {
 	packets("mss-clamp", none{}, "next")
 	packets("mtu-check", none{}, "next", "reply", "-too_big")
 	packets("icmp-vip", none{}, "next", "reply", "^pass", "-bad_quote")
-	packets("handoff", struct {
-		Cores []int `hcl:"cores" range:"0,63" doc:"cores that take over"`
-	}{}, "next", "-ring_full")
+	graph.Register(graph.Def[handoff]{
+		Kind: "handoff", Summary: "stands in for handoff", Outputs: outputs("next", "-ring_full"),
+		Check: func(h handoff) error {
+			for i, c := range h.Cores {
+				for _, d := range h.Cores[:i] {
+					if c == d {
+						return fmt.Errorf("core %d is listed twice; list each core once", c)
+					}
+				}
+			}
+			return nil
+		},
+		Packets: func(handoff, *graph.Env) (graph.Maker, error) { return nil, errors.New("a stand-in builds nothing") },
+	})
 	packets("xdp-tx", struct {
 		Interface string `hcl:"interface,optional" doc:"the device"`
 	}{}, "-tx_full")
@@ -96,28 +120,7 @@ func init() {
 	for _, k := range []string{"accept", "balance", "proxy"} {
 		graph.Lookup(k).Plane = graph.StreamPlane
 	}
-	graph.Register(graph.Def[struct {
-		Source  netip.Prefix `hcl:"source,optional" doc:"outer source"`
-		NextHop string       `hcl:"next_hop,optional" doc:"sender, an address, or kernel"`
-		TTL     uint8        `hcl:"ttl,optional" doc:"outer TTL"`
-		Scale   float64      `hcl:"scale,optional" range:"0,1" doc:"a float"`
-		Small   float32      `hcl:"small,optional" doc:"a small float"`
-		Signed  int8         `hcl:"signed,optional" doc:"a small integer"`
-		Keep    bool         `hcl:"keep,optional" doc:"a flag"`
-	}]{
-		Kind: "gre-encap", Summary: "stands in for gre-encap", Outputs: outputs("next", "-no_neighbour"), Forbids: sent,
-		Packets: func(struct {
-			Source  netip.Prefix `hcl:"source,optional" doc:"outer source"`
-			NextHop string       `hcl:"next_hop,optional" doc:"sender, an address, or kernel"`
-			TTL     uint8        `hcl:"ttl,optional" doc:"outer TTL"`
-			Scale   float64      `hcl:"scale,optional" range:"0,1" doc:"a float"`
-			Small   float32      `hcl:"small,optional" doc:"a small float"`
-			Signed  int8         `hcl:"signed,optional" doc:"a small integer"`
-			Keep    bool         `hcl:"keep,optional" doc:"a flag"`
-		}, *graph.Env) (graph.Maker, error) {
-			return nil, errors.New("a stand-in builds nothing")
-		},
-	})
+	packets("gre-encap", greEncap{TTL: 64}, "next", "-no_neighbour")
 
 	control("health", struct {
 		Path     string        `hcl:"path,optional" doc:"what is asked for"`

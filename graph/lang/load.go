@@ -60,7 +60,7 @@ func LoadBytes(path string, src []byte, o Options) (*graph.File, hcl.Diagnostics
 	l := &loader{
 		o: o, path: path, json: strings.HasSuffix(path, ".json"),
 		file:   &graph.File{Path: path, Sources: map[string][]byte{path: src}, Places: map[string]hcl.Range{}},
-		faulty: map[string]bool{}, used: map[string]bool{}, single: map[*graph.Kind]hcl.Range{},
+		faulty: map[string]bool{}, used: map[string]bool{},
 	}
 	body := l.parse(src)
 	if body != nil {
@@ -94,6 +94,7 @@ func tidy(in hcl.Diagnostics) hcl.Diagnostics {
 	var out hcl.Diagnostics
 	seen := map[string]bool{}
 	for _, d := range in {
+		d = ownForm(d)
 		k := fmt.Sprintf("%v\x00%s\x00%s", place(d), d.Summary, d.Detail)
 		if !seen[k] {
 			seen[k] = true
@@ -120,7 +121,6 @@ type loader struct {
 
 	faulty map[string]bool // "pool.web": has a fault that was told
 	used   map[string]bool // pools that something refers to
-	single map[*graph.Kind]hcl.Range
 }
 
 // fault makes a diagnostic: at most six words, then what is wrong and what to do.
@@ -160,7 +160,7 @@ func (l *loader) parse(src []byte) hcl.Body {
 	} else {
 		f, diags = hclsyntax.ParseConfig(src, l.path, hcl.InitialPos)
 	}
-	if l.tell(diags) {
+	if l.tell(independent(diags, l.json)) {
 		return nil
 	}
 	return f.Body
@@ -411,26 +411,10 @@ func (l *loader) controls(bs hcl.Blocks) {
 			key += "." + name
 		}
 		inst := &graph.Instance{Kind: k, Name: name, Config: k.NewConfig(), Range: conf.Head(b)}
-		if !l.once(k, inst.Range) {
-			continue
-		}
 		if l.configure(b, inst, key, nil) {
 			l.file.Controls = append(l.file.Controls, inst)
 		}
 	}
-}
-
-// once tells of a second instance of a kind of which a file has one.
-func (l *loader) once(k *graph.Kind, at hcl.Range) bool {
-	if !k.Single {
-		return true
-	}
-	if first, twice := l.single[k]; twice {
-		l.fault(at, "Kind is allowed once", "A file has one %q, and there is one at %s. Leave one out.", k.Name, where(first))
-		return false
-	}
-	l.single[k] = at
-	return true
 }
 
 // configure fills an instance's configuration from its block and asks the kind.
@@ -458,9 +442,5 @@ func sentence(s string) string {
 	if s == "" {
 		return s
 	}
-	s = strings.ToUpper(s[:1]) + s[1:]
-	if strings.HasSuffix(s, ".") {
-		return s
-	}
-	return s + "."
+	return strings.ToUpper(s[:1]) + strings.TrimSuffix(s[1:], ".") + "."
 }

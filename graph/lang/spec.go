@@ -237,7 +237,7 @@ func (l *loader) checkSpec() {
 	}
 	for _, p := range s.Pools {
 		key := "pool." + p.Name
-		if !l.used[p.Name] && !l.used["*"] {
+		if !l.used[p.Name] && !l.used["*"] && !l.diags.HasErrors() { // what should use it may be at fault
 			l.warn(l.at(key), "Pool is not used", "No VIP and no stream names pool %q. Name it in one, or remove it.", p.Name)
 		}
 		if l.faulty[key] {
@@ -251,7 +251,7 @@ func (l *loader) checkSpec() {
 
 func (l *loader) checkBackends(p state.PoolSpec, packets bool) {
 	key := "pool." + p.Name
-	if len(p.Backends) == 0 {
+	if len(p.Backends) == 0 && !l.diags.HasErrors() {
 		l.warn(l.at(key), "Pool without backends", "Pool %q has no backend, so all its packets drop. Add a backend block.", p.Name)
 	}
 	type identity struct {

@@ -19,3 +19,6 @@ graph "edge" {
 
 vip "web" { address = "203.0.113.80" }
 vip "web6" { address = "2001:db8::80" }
+metrics {}
+bgp {}
+health {}
