@@ -34,8 +34,8 @@ type Options struct {
 	// with the current one, and answers how to end that. state.Store.Watch is one.
 	Watch   func(f func(*state.Snapshot)) (cancel func())
 	Drivers map[string]Driver
-	// Memory makes the memory for frames.
-	Memory func(size int) (Memory, error)
+	// Memory makes the memory for frames of chunk bytes.
+	Memory func(frames, chunk int) (Memory, error)
 	// Clock answers monotonic nanoseconds. The default is the machine's.
 	Clock func() int64
 	// Kernel takes a frame for the kernel; nil where there is no way to it. It is
@@ -204,7 +204,7 @@ func (e *Engine) allocate(g *graph.Graph, specs []surveyed, cores int) error {
 		return fmt.Errorf("graph %q needs %d MiB of frames; 4095 is the most: lower rings, frames or cores", g.Name, size>>20)
 	}
 	var err error
-	if e.mem, err = e.opts.Memory(size); err != nil {
+	if e.mem, err = e.opts.Memory(cores*own, g.Chunk); err != nil {
 		return fmt.Errorf("memory for %d frames of %d bytes: %w", cores*own, g.Chunk, err)
 	}
 	e.links = make([]packet.Link, cores*own)

@@ -323,7 +323,7 @@ func newRig(t testing.TB, g *graph.Graph, queues int, change func(*Options)) *ri
 	r := &rig{t: t, d: &memDriver{queues: queues}, m: &heap{}, clock: 1e9}
 	o := Options{
 		State: new(state.Cell), Drivers: map[string]Driver{"mem": r.d}, Manual: true,
-		Memory: func(n int) (Memory, error) { r.m.b = make([]byte, n); return r.m, nil },
+		Memory: func(n, chunk int) (Memory, error) { r.m.b = make([]byte, n*chunk); return r.m, nil },
 		Clock:  func() int64 { return r.clock },
 	}
 	if change != nil {

@@ -271,7 +271,7 @@ func TestFailuresLeaveNothing(t *testing.T) {
 	h := &heap{}
 	_, err := New(draw(t, 1, "rx -> tx"), Options{
 		State: nil, Drivers: map[string]Driver{"mem": d}, Manual: true,
-		Memory: func(n int) (Memory, error) { h.b = make([]byte, n); return h, nil },
+		Memory: func(n, chunk int) (Memory, error) { h.b = make([]byte, n*chunk); return h, nil },
 	})
 	if err == nil || !strings.Contains(err.Error(), "no such interface") {
 		t.Fatalf("got %v", err)
