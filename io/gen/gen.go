@@ -120,8 +120,7 @@ func (c *Config) aims(targets []Target) (all []aim) {
 	return all
 }
 
-// Port is a port that receives made-up packets. What is sent to it is counted and
-// forgotten.
+// Port is a port that receives made-up packets. It takes none to send.
 type Port struct {
 	name   string
 	queues []*mem.Queue

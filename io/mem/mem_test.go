@@ -228,6 +228,22 @@ func TestAVectorHoldsOneTime(t *testing.T) {
 	}
 }
 
+func TestAdmission(t *testing.T) {
+	var seen []int
+	r := newRig(t, 64, 1, func(c *mem.Config) {
+		c.Admit = func(b []byte) bool { seen = append(seen, len(b)); return len(b) != 61 }
+	})
+	r.refill()
+	r.port.Inject(0, pattern(60, 0), pattern(61, 0), pattern(62, 0), pattern(61, 0))
+	if n := r.q.Receive(&r.v); n != 2 || r.v.Len[0] != 60 || r.v.Len[1] != 62 {
+		t.Errorf("%d packets, of %d and %d bytes", n, r.v.Len[0], r.v.Len[1])
+	}
+	if len(seen) != 4 || !r.port.Drained() {
+		t.Errorf("asked about %v", seen)
+	}
+	r.check(2)
+}
+
 // deaf is a sink that takes what it is told to.
 type deaf struct{ takes int }
 

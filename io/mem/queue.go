@@ -47,6 +47,10 @@ type Config struct {
 	// Poison fills what a received packet leaves of its chunk with 0xFF, so that
 	// what reads or trusts bytes around a packet shows.
 	Poison bool
+	// Admit decides on every packet before it takes a frame, as the XDP program does
+	// in front of a socket: what it refuses is not received. nil takes everything.
+	// It may be asked more than once about a packet that it admits.
+	Admit func(b []byte) bool
 }
 
 // A Queue copies packets from a Source into frames and from frames to a Sink, and
@@ -56,7 +60,7 @@ type Config struct {
 type Queue struct {
 	cfg  Config
 	src  Source // nil: nothing comes
-	dst  Sink   // nil: what is sent is forgotten
+	dst  Sink   // nil: nothing is taken to send
 	last int64  // time of the latest vector, with Clock
 
 	fill  []uint32
@@ -79,7 +83,7 @@ type sent struct {
 
 var _ graph.Queue = (*Queue)(nil)
 
-// NewQueue makes a queue between src and dst, either of which may be nil.
+// NewQueue makes a queue between src and dst; either may be nil.
 func NewQueue(cfg Config, src Source, dst Sink) *Queue {
 	if cfg.Rings == 0 {
 		cfg.Rings = 2048
@@ -114,6 +118,10 @@ func (q *Queue) Receive(v *packet.Vector) (n int) {
 		b, at, ok := q.src.Peek()
 		if !ok {
 			break
+		}
+		if q.cfg.Admit != nil && !q.cfg.Admit(b) {
+			q.src.Take()
+			continue
 		}
 		frames := 1
 		if len(b) > room {
@@ -185,7 +193,7 @@ func (q *Queue) Transmit(v *packet.Vector, lanes packet.Lanes) (taken packet.Lan
 	if limit == 0 {
 		limit = packet.Size
 	}
-	if q.stuck {
+	if q.stuck || q.dst == nil {
 		return 0
 	}
 	q.links = v.Links
@@ -221,7 +229,7 @@ func (q *Queue) Flush() {
 			}
 			b = w
 		}
-		if q.stuck = q.dst != nil && !q.dst.Put(b, p.at); q.stuck {
+		if q.stuck = !q.dst.Put(b, p.at); q.stuck {
 			break
 		}
 		q.done = append(q.done, p.frame)

@@ -170,6 +170,10 @@ func New[C any](t testing.TB, kind string, configure func(*C), opts ...Option) *
 	return r
 }
 
+// Memory answers what frames are chunks of, and the links by frame number: for
+// ports, which copy packets into frames.
+func (r *Rig) Memory() ([]byte, []packet.Link) { return r.mem, r.links }
+
 // Publish makes s the rig's snapshot, as seen from the next Load on.
 func (r *Rig) Publish(s *state.Snapshot) {
 	for _, f := range r.watch {
