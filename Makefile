@@ -43,6 +43,8 @@ lint: ## go vet and staticcheck, at the versions that go.mod pins
 gen: ## write the generated files anew: XDP objects, node references, the drawing
 	.ci/install gen
 	$(GO) generate ./...
+	$(GO) run ./internal/reference
+	$(GO) run ./cmd/lbgraph dot -svg lb.hcl > bin/lb.svg && mv bin/lb.svg docs/lb.svg
 
 demo: build ## a client, a router, a balancer and three backends in namespaces, with real requests (as root)
 	.ci/install demo

@@ -41,8 +41,9 @@ var floorPlan = []rule{
 	{"nodes/all", "nodes/packet/... nodes/stream/...", ""},
 	{"nodes/nodetest", level0 + " graph io/mem", "*"},
 	{"nodes/*/*", level0 + " graph " + drivers, "*"},
-	// 4: the command
-	{"cmd", "io/... graph/... runtime/... control/... nodes/... internal/...", "*"},
+	// 4: what runs a file, and the command
+	{"daemon", "io/... graph/... runtime/... control/...", "*"},
+	{"cmd", "io/... graph/... runtime/... control/... nodes/... daemon internal/...", "*"},
 	{"cmd/lbgraph", "cmd nodes/all control/all", ""},
 	// beside it: tools of the repository, which nothing but cmd imports
 	{"internal/...", "io/... graph/... runtime/... control/... nodes/... cmd", "*"},
