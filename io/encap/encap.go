@@ -14,6 +14,7 @@ import (
 	"net/netip"
 	"sync"
 	"sync/atomic"
+	"unsafe"
 
 	"github.com/lbgraph/lbgraph/control/state"
 	"github.com/lbgraph/lbgraph/io/packet"
@@ -45,39 +46,41 @@ const (
 	NoNeighbour // the hardware address of the next hop is not known
 	NoRoute     // there is no way to the backend
 	TooLong     // the outer length field would wrap
-	BadLength   // a chained packet ends before its last frame does
+	BadLength   // a packet in several frames ends before the last of them
 )
 
 // A template is the outer header towards one backend: one cache line. Its words
 // are the header's bytes as little-endian loads see them, with zeros where a
 // packet's own values belong.
 type template struct {
-	// w is the IP header, 20 bytes of IPv4 or 40 of IPv6; in IPv4 the first four
-	// bytes of the encapsulation follow.
-	w    [5]uint64
-	host uint64 // bits of the source that the flow hash fills: of w[1]>>32 (IPv4) or w[2]
-	mac  uint64 // destination MAC in the low 48 bits; 0 is the sender's
-	sum  uint32 // one's complement sum of the IPv4 header
-	fail uint8  // output that lanes take, if not Next
-	v6   uint8
+	// IPv4, by the inner packet's family: TTL, protocol and source; destination and
+	// the first four bytes behind the IP header. IPv6: source; destination.
+	w    [2][2]uint64
+	sum  [2]uint32 // IPv4: one's complement sum of the header
+	host uint64    // bits that the flow hash fills, of the source as it stands in w
+	mac  uint64    // next hop's, low 48 bits; 1 if it is not known
+	ip   uint8     // 4 or 6; 0 if there is no way to the backend
 }
 
 // An Encap is one node of a graph, on all its cores. Update and Worker may be called
 // from any goroutine.
 type Encap struct {
 	proto   Protocol
-	cfg     Config
+	sender  bool   // the next hop is the sender
+	spread  bool   // a source has host bits
+	tosMask uint64 // of the inner ToS or traffic class
+	strip   bool   // VLAN tags
 	hop     nextHop
-	tosMask uint32
-	strip   bool
 	// By outer family.
 	overhead, longest [2]uint32
-	// By inner family: the next protocol, and the last four bytes of the encapsulation.
-	next, tail [2]uint64
-	ports      uint64 // GUE: UDP ports, source 0xc000
+	// By inner family: the first eight bytes of an IPv6 header, and the last four bytes
+	// of the encapsulation.
+	w0, tail [2]uint64
+	ports    uint64 // GUE: destination, and the upper two bits of a source
 
 	table atomic.Pointer[[]template]
 
+	cfg     Config
 	mu      sync.Mutex // of what follows
 	sources [2]netip.Prefix
 	last    *state.Snapshot
@@ -86,10 +89,13 @@ type Encap struct {
 // New makes an Encap of protocol p. c has passed its Check; port is the UDP
 // destination port of GUE. No backend has a template before the first Update.
 func New(p Protocol, c Config, port uint16) *Encap {
-	e := &Encap{proto: p, cfg: c, tosMask: 0x03, strip: c.VLAN == "strip", sources: c.sources(nil)}
+	e := &Encap{proto: p, cfg: c, tosMask: 0x03, strip: c.VLAN == "strip", sender: c.NextHop == "sender", sources: c.sources(nil)}
 	e.hop, _ = parseNextHop(c.NextHop)
 	if c.DSCP == "copy" {
 		e.tosMask = 0xff
+	}
+	for _, s := range e.sources {
+		e.spread = e.spread || s.IsValid() && !s.IsSingleIP()
 	}
 	o4, o6 := p.Overhead()
 	e.overhead = [2]uint32{uint32(o4), uint32(o6)}
@@ -97,17 +103,30 @@ func New(p Protocol, c Config, port uint16) *Encap {
 	e.longest = [2]uint32{65535 - uint32(o4), 65535 + packet.IPv6Len - uint32(o6)}
 	switch p {
 	case GRE:
-		e.next = [2]uint64{packet.ProtoGRE, packet.ProtoGRE}
 		e.tail = [2]uint64{0x0008 << 16, 0xdd86 << 16} // flags and version 0, EtherType
-	case IPIP:
-		e.next = [2]uint64{packet.ProtoIPIP, packet.ProtoIPv6}
 	case GUE:
-		e.next = [2]uint64{packet.ProtoUDP, packet.ProtoUDP}
 		e.tail = [2]uint64{packet.ProtoIPIP << 8, packet.ProtoIPv6 << 8} // variant, C, length and flags 0
 		e.ports = 0x00c0 | uint64(bits.ReverseBytes16(port))<<16
 	}
+	for inner := range e.w0 {
+		e.w0[inner] = 0x60 | uint64(p.next(inner))<<48 | uint64(c.TTL)<<56
+	}
 	e.table.Store(new([]template))
 	return e
+}
+
+// next is the protocol number of what follows the outer IP header, by the family of
+// the inner one.
+func (p Protocol) next(inner int) uint8 {
+	switch {
+	case p == GRE:
+		return packet.ProtoGRE
+	case p == GUE:
+		return packet.ProtoUDP
+	case inner == 1:
+		return packet.ProtoIPv6
+	}
+	return packet.ProtoIPIP
 }
 
 // Update lays out the templates of all backends of s.
@@ -127,17 +146,14 @@ func (e *Encap) build() {
 }
 
 func (e *Encap) template(s *state.Snapshot, b *state.Backend) (t template) {
-	t.fail = NoRoute
 	if b.ID == 0 || !b.Addr.IsValid() {
 		return t
 	}
 	dst := b.Addr.Unmap()
-	f := family(dst)
-	src := e.sources[f]
+	src := e.sources[family(dst)]
 	if !src.IsValid() {
 		return t
 	}
-	t.v6, t.fail = uint8(f), Next
 	mac, known := e.hop.mac, true
 	switch {
 	case e.hop.kernel:
@@ -145,40 +161,43 @@ func (e *Encap) template(s *state.Snapshot, b *state.Backend) (t template) {
 	case e.hop.gateway.IsValid():
 		mac, known = s.Neighbours[e.hop.gateway]
 	}
-	if !known {
-		t.fail = NoNeighbour
+	t.mac = 1
+	if known {
+		t.mac = binary.LittleEndian.Uint64(append(mac[:], 0, 0))
 	}
-	var m [8]byte
-	copy(m[:], mac[:])
-	t.mac = binary.LittleEndian.Uint64(m[:])
 
-	var h [40]byte
-	bitsLeft := src.Addr().BitLen() - src.Bits()
-	if f == 0 {
-		h[0] = 0x45
-		binary.BigEndian.PutUint16(h[6:], packet.IPv4DF) // an atomic datagram: its identification says nothing (RFC 6864 §4.1)
-		h[8] = byte(e.cfg.TTL)
+	hostBits := src.Addr().BitLen() - src.Bits()
+	if dst.Is6() {
+		t.ip = 6
+		s, d := src.Masked().Addr().As16(), dst.As16()
+		t.w[0] = [2]uint64{binary.LittleEndian.Uint64(s[:]), binary.LittleEndian.Uint64(s[8:])}
+		t.w[1] = [2]uint64{binary.LittleEndian.Uint64(d[:]), binary.LittleEndian.Uint64(d[8:])}
+		t.host = bits.ReverseBytes64(1<<hostBits - 1)
+		return t
+	}
+	t.ip = 4
+	t.host = uint64(bits.ReverseBytes32(1<<hostBits - 1))
+	for inner := range t.w {
+		h := [packet.IPv4Len]byte{8: byte(e.cfg.TTL), 9: e.proto.next(inner)}
+		binary.LittleEndian.PutUint64(h[:], first4)
 		s, d := src.Masked().Addr().As4(), dst.As4()
 		copy(h[12:], s[:])
 		copy(h[16:], d[:])
-		binary.LittleEndian.PutUint32(h[20:], uint32(e.ports))
-		for o := 0; o < packet.IPv4Len; o += 2 {
-			t.sum += uint32(binary.LittleEndian.Uint16(h[o:]))
+		t.sum[inner] = uint32(bits.ReverseBytes16(uint16(packet.Sum(h[:]))))
+		behind := e.tail[inner] // GRE
+		if e.proto == GUE {
+			behind = e.ports
 		}
-		t.host = uint64(bits.ReverseBytes32(uint32(1<<bitsLeft - 1)))
-	} else {
-		h[0] = 0x60
-		h[7] = byte(e.cfg.TTL)
-		s, d := src.Masked().Addr().As16(), dst.As16()
-		copy(h[8:], s[:])
-		copy(h[24:], d[:])
-		t.host = bits.ReverseBytes64(1<<bitsLeft - 1)
-	}
-	for i := range t.w {
-		t.w[i] = binary.LittleEndian.Uint64(h[8*i:])
+		t.w[inner][0] = binary.LittleEndian.Uint64(h[8:])
+		t.w[inner][1] = uint64(binary.LittleEndian.Uint32(h[16:])) | behind<<32
 	}
 	return t
 }
+
+// first4 is the first eight bytes of an IPv4 header: version and length, and DF. A
+// datagram that is never fragmented has an identification that says nothing, here 0
+// (RFC 6864 §4.1).
+const first4 = 0x45 | 0x0040<<48
 
 // Core is what a Worker asks of its core; see graph.Core.
 type Core interface {
@@ -205,138 +224,246 @@ func (e *Encap) Worker(c Core, addrs []netip.Addr) (*Worker, error) {
 			}
 		}
 	}
-	return &Worker{e, c}, nil
+	return &Worker{e: e, core: c}, nil
 }
 
 // A Worker is an Encap on one core. It is a graph.Node.
 type Worker struct {
-	e    *Encap
-	core Core
+	e     *Encap
+	core  Core
+	aside [packet.Size]aside
+}
+
+// aside is what plain keeps of a lane.
+type aside struct {
+	chain, first uint32 // next frame; length of the first, without tags
+	n            uint32 // bytes of tags
+	tags         [2 * packet.TagLen]byte
 }
 
 // Process writes the outer header in front of every lane and moves the Ethernet
 // header in front of that. L3, IPLen, DF and V6 speak of the outer header then;
 // the flow columns stay those of the client's flow.
 func (w *Worker) Process(v *packet.Vector, in packet.Lanes, out []packet.Lanes) {
-	e, mem := w.e, v.Mem
-	ts := *e.table.Load()
-	sent := in
+	ts := *w.e.table.Load()
+	rest := w.write4(v, in, ts)
+	if rest != 0 {
+		rest = w.write6(v, rest, ts)
+	}
+	if rest != 0 {
+		odd := w.plain(v, rest, ts, out)
+		if left := w.write6(v, w.write4(v, odd, ts), ts); left != 0 {
+			out[BadLength] |= left
+			odd &^= left
+		}
+		w.restore(v, odd)
+		in = in&^rest | odd
+	}
+	out[Next] = in
+}
+
+// write4 encapsulates untagged packets of one frame in IPv4, and answers the lanes
+// that are something else.
+func (w *Worker) write4(v *packet.Vector, in packet.Lanes, ts []template) (rest packet.Lanes) {
+	e := w.e
+	mem, limit := unsafe.Pointer(unsafe.SliceData(v.Mem)), uint64(len(v.Mem))-2*around
+	over, longest := e.overhead[0], e.longest[0]
 	for l := in; l != 0; l &= l - 1 {
 		i := l.Next() & 63
-		b := v.Backend[i]
-		if uint(b) >= uint(len(ts)) {
-			out[NoRoute] |= packet.Lane(i)
-			sent &^= packet.Lane(i)
+		b, n, start := v.Backend[i], v.IPLen[i], v.Start[i]
+		if uint(b) >= uint(len(ts)) || v.L3[i] != packet.EtherLen || v.Chain[i] != packet.NoFrame || n > longest || uint64(start)-around > limit {
+			rest |= packet.Lane(i)
 			continue
 		}
 		t := &ts[b]
-		flags, n, hash := v.Flags[i], v.IPLen[i], v.Hash[i]
-		outer := t.v6 & 1
-		inner := flags & packet.V6 // V6 is bit 0
-		bad := t.fail
-		if n > e.longest[outer] {
-			bad = TooLong
+		p := unsafe.Add(mem, start)
+		ours, to := get64(p, 0)<<16>>16, t.mac
+		if e.sender {
+			to = get64(p, 4) >> 16
 		}
-		if v.Chain[i] != packet.NoFrame && bad == 0 && !w.trim(v, i) {
-			bad = BadLength
-		}
-		if bad != 0 {
-			out[bad] |= packet.Lane(i)
-			sent &^= packet.Lane(i)
+		if t.ip != 4 || (ours|to)&1 != 0 {
+			rest |= packet.Lane(i)
 			continue
 		}
-
-		// Layer 2.
-		start, l3, over := v.Start[i], uint32(v.L3[i]), e.overhead[outer]
-		ip := start + l3
-		old := (*[16]byte)(mem[start : start+16])
-		ours := binary.LittleEndian.Uint64(old[0:]) & (1<<48 - 1)
-		to := t.mac
-		if to == 0 {
-			to = binary.LittleEndian.Uint64(old[4:]) >> 16
+		flags := v.Flags[i]
+		inner := flags & packet.V6 // bit 0
+		tos := uint64(get16(p, packet.EtherLen)>>(4*inner)) & e.tosMask
+		n += over
+		total := uint64(bits.ReverseBytes16(uint16(n)))
+		sum := uint64(t.sum[inner]) + tos<<8 + total
+		w1 := t.w[inner][0]
+		if e.spread {
+			host := v.Hash[i] & t.host
+			sum += host&0xffff + host>>16
+			w1 |= host << 32
 		}
-		if (ours|to)&1 != 0 { // no host sends from a group address (IEEE 802.3 §3.2.3)
-			out[NoNeighbour] |= packet.Lane(i)
-			sent &^= packet.Lane(i)
-			continue
-		}
-		tos := uint32(binary.LittleEndian.Uint16(mem[ip:]))
-		if inner == 0 {
-			tos >>= 8
+		sum = sum&0xffff + sum>>16
+		sum += sum >> 16
+		q := unsafe.Add(p, -int(over))
+		put64(q, 0, to|ours<<48)
+		put64(q, 6, ours|ether4)
+		put64(q, 14, first4|tos<<8|total<<16)
+		put64(q, 22, w1|uint64(^uint16(sum))<<16)
+		if e.proto == GRE {
+			put64(q, 30, t.w[inner][1])
 		} else {
-			tos = tos<<4&0xf0 | tos>>12
-		}
-		tos &= e.tosMask // normal mode of RFC 6040 §4.1: ECN is copied
-		l2 := l3
-		if l3 != packet.EtherLen {
-			if e.strip {
-				l2 = packet.EtherLen
-			} else {
-				copy(mem[ip-over-l2+12:ip-over-2], mem[start+12:ip-2])
+			put32(q, 30, uint32(t.w[inner][1]))
+			if e.proto == GUE {
+				w.gue(q, 34, v.Hash[i], n-packet.IPv4Len, int(inner))
 			}
 		}
-		start = ip - over - l2
-		eth := (*[14]byte)(mem[start : start+14])
-		binary.LittleEndian.PutUint64(eth[0:], to|ours<<48)
-		binary.LittleEndian.PutUint32(eth[8:], uint32(ours>>16))
-		binary.LittleEndian.PutUint16(mem[ip-over-2:], etherTypes[outer])
-
-		// Layer 3 and what follows.
-		o := (*[32]byte)(mem[ip-over:])
-		if outer == 0 {
-			total := uint32(bits.ReverseBytes16(uint16(n + over)))
-			host := uint32(hash & t.host)
-			next := e.next[inner] << 8
-			sum := t.sum + tos<<8 + total + uint32(next) + host&0xffff + host>>16
-			sum = sum&0xffff + sum>>16
-			sum += sum >> 16
-			binary.LittleEndian.PutUint64(o[0:], t.w[0]|uint64(tos<<8|total<<16))
-			binary.LittleEndian.PutUint64(o[8:], t.w[1]|next|uint64(^uint16(sum))<<16|uint64(host)<<32)
-			switch e.proto {
-			case GRE:
-				binary.LittleEndian.PutUint64(o[16:], t.w[2]|e.tail[inner]<<32)
-			case IPIP:
-				binary.LittleEndian.PutUint32(o[16:], uint32(t.w[2]))
-			case GUE:
-				binary.LittleEndian.PutUint64(o[16:], t.w[2]|hash&0xff3f<<32)
-				binary.LittleEndian.PutUint64(o[24:], uint64(bits.ReverseBytes16(uint16(n+12)))|e.tail[inner]<<32)
-			}
-		} else {
-			o := (*[52]byte)(mem[ip-over:])
-			first := bits.ReverseBytes32(tos<<20 | uint32(hash>>44))
-			length := bits.ReverseBytes16(uint16(n + over - packet.IPv6Len))
-			binary.LittleEndian.PutUint64(o[0:], t.w[0]|uint64(first)|uint64(length)<<32|e.next[inner]<<48)
-			binary.LittleEndian.PutUint64(o[8:], t.w[1])
-			binary.LittleEndian.PutUint64(o[16:], t.w[2]|hash&t.host)
-			binary.LittleEndian.PutUint64(o[24:], t.w[3])
-			binary.LittleEndian.PutUint64(o[32:], t.w[4])
-			switch e.proto {
-			case GRE:
-				binary.LittleEndian.PutUint32(o[40:], uint32(e.tail[inner]))
-			case GUE:
-				binary.LittleEndian.PutUint64(o[40:], e.ports|hash&0xff3f|uint64(length)<<32)
-				binary.LittleEndian.PutUint32(o[48:], uint32(e.tail[inner]))
-			}
-		}
-
-		size := l2 + over + n // Ethernet padding stays behind
-		v.Start[i], v.L3[i], v.IPLen[i], v.Total[i] = start, uint16(l2), n+over, size
-		if v.Chain[i] != packet.NoFrame {
-			size = v.Len[i] + l2 - l3 + over
-		}
-		v.Len[i] = size
-		flags = flags&^(packet.V6|packet.Later|packet.ICMP) | packet.DF | packet.Flags(outer)
-		if l2 == packet.EtherLen {
-			flags &^= packet.Tagged
-		}
-		v.Flags[i] = flags
+		v.Start[i] = start - over
+		v.IPLen[i] = n
+		v.Len[i], v.Total[i] = n+packet.EtherLen, n+packet.EtherLen // Ethernet padding stays behind
+		v.Flags[i] = flags&^(packet.V6|packet.Later|packet.ICMP) | packet.DF
 	}
-	out[Next] = sent
+	return rest
+}
+
+// write6 is write4 for IPv6.
+func (w *Worker) write6(v *packet.Vector, in packet.Lanes, ts []template) (rest packet.Lanes) {
+	e := w.e
+	mem, limit := unsafe.Pointer(unsafe.SliceData(v.Mem)), uint64(len(v.Mem))-2*around
+	over, longest := e.overhead[1], e.longest[1]
+	for l := in; l != 0; l &= l - 1 {
+		i := l.Next() & 63
+		b, n, start := v.Backend[i], v.IPLen[i], v.Start[i]
+		if uint(b) >= uint(len(ts)) || v.L3[i] != packet.EtherLen || v.Chain[i] != packet.NoFrame || n > longest || uint64(start)-around > limit {
+			rest |= packet.Lane(i)
+			continue
+		}
+		t := &ts[b]
+		p := unsafe.Add(mem, start)
+		ours, to := get64(p, 0)<<16>>16, t.mac
+		if e.sender {
+			to = get64(p, 4) >> 16
+		}
+		if t.ip != 6 || (ours|to)&1 != 0 {
+			rest |= packet.Lane(i)
+			continue
+		}
+		flags, hash := v.Flags[i], v.Hash[i]
+		inner := flags & packet.V6 // bit 0
+		tos := uint64(get16(p, packet.EtherLen)>>(4*inner)) & e.tosMask
+		n += over
+		length := n - packet.IPv6Len
+		first := bits.ReverseBytes32(uint32(tos<<20 | hash>>44)) // the label is 20 bits of the hash
+		q := unsafe.Add(p, -int(over))
+		put64(q, 0, to|ours<<48)
+		put64(q, 6, ours|ether6)
+		put64(q, 14, e.w0[inner]|uint64(first)|uint64(bits.ReverseBytes16(uint16(length)))<<32)
+		put64(q, 22, t.w[0][0])
+		put64(q, 30, t.w[0][1]|hash&t.host)
+		put64(q, 38, t.w[1][0])
+		put64(q, 46, t.w[1][1])
+		switch e.proto {
+		case GRE:
+			put32(q, 54, uint32(e.tail[inner]))
+		case GUE:
+			w.gue(q, 54, hash, length, int(inner))
+		}
+		v.Start[i] = start - over
+		v.IPLen[i] = n
+		v.Len[i], v.Total[i] = n+packet.EtherLen, n+packet.EtherLen
+		v.Flags[i] = flags&^(packet.Later|packet.ICMP) | packet.V6 | packet.DF
+	}
+	return rest
+}
+
+// gue writes the 12 bytes of UDP and GUE headers; n is the UDP length. The source
+// port is 14 bits of the flow hash in the dynamic range (RFC 6335 §6); the checksum is
+// 0, which IPv6 allows tunnels (RFC 6935 §5).
+func (w *Worker) gue(q unsafe.Pointer, off int, hash uint64, n uint32, inner int) {
+	put32(q, off, uint32(w.e.ports|hash&0xff3f))
+	put64(q, off+4, uint64(bits.ReverseBytes16(uint16(n)))|w.e.tail[inner&1]<<32)
+}
+
+// around is how many bytes on both sides of a packet's first byte write4 and write6
+// may touch.
+const around = packet.MaxHeadroom
+
+// EtherTypes as the last two of eight bytes.
+const ether4, ether6 = 0x0008 << 48, 0xdd86 << 48
+
+// plain prepares lanes that write4 and write6 left: it takes tags out, and cuts off what
+// follows the IP packet in the last frame of a chain. Lanes that cannot be sent go to
+// their output; the others are answered.
+func (w *Worker) plain(v *packet.Vector, in packet.Lanes, ts []template, out []packet.Lanes) (odd packet.Lanes) {
+	for l := in; l != 0; l &= l - 1 {
+		i := l.Next() & 63
+		if bad := w.judge(v, i, ts); bad != Next {
+			out[bad] |= packet.Lane(i)
+			continue
+		}
+		odd |= packet.Lane(i)
+		a, b := &w.aside[i], v.Bytes(i)
+		a.n = uint32(v.L3[i]) - packet.EtherLen
+		copy(a.tags[:a.n], b[12:])
+		copy(b[a.n:], b[:12])
+		v.Start[i] += a.n
+		v.L3[i] = packet.EtherLen
+		a.first = v.Len[i] - a.n
+		a.chain, v.Chain[i] = v.Chain[i], packet.NoFrame
+	}
+	return odd
+}
+
+// judge answers the output of a lane, and trims it if that is Next.
+func (w *Worker) judge(v *packet.Vector, i int, ts []template) int {
+	if int64(v.Backend[i]) >= int64(len(ts)) || ts[v.Backend[i]].ip == 0 {
+		return NoRoute
+	}
+	t := &ts[v.Backend[i]]
+	if v.IPLen[i] > w.e.longest[t.ip>>1&1] {
+		return TooLong
+	}
+	if v.L3[i]-packet.EtherLen > 2*packet.TagLen || v.Len[i] < uint32(v.L3[i])+packet.IPv4Len {
+		return BadLength
+	}
+	b := v.Bytes(i)
+	to := byte(t.mac)
+	if w.e.sender {
+		to = b[6]
+	}
+	if (b[0]|to)&1 != 0 { // nobody sends from a group address
+		return NoNeighbour
+	}
+	if !w.trim(v, i) {
+		return BadLength
+	}
+	return Next
+}
+
+// restore undoes plain where that is wanted: it puts tags back and tells the first
+// frame of a chain from the whole.
+func (w *Worker) restore(v *packet.Vector, in packet.Lanes) {
+	for l := in; l != 0; l &= l - 1 {
+		i := l.Next() & 63
+		a := &w.aside[i]
+		if a.chain != packet.NoFrame {
+			v.Chain[i] = a.chain
+			v.Len[i] = a.first + w.e.overhead[v.Flags[i]&packet.V6]
+		}
+		if a.n == 0 {
+			continue
+		}
+		if w.e.strip {
+			v.Flags[i] &^= packet.Tagged
+			continue
+		}
+		b := v.Push(i, a.n)
+		copy(b[:12], b[a.n:])
+		copy(b[12:], a.tags[:a.n])
+		v.L3[i] += uint16(a.n)
+	}
 }
 
 // trim cuts off what follows the IP packet of lane i in its chain of frames; false
 // when it ends before the last frame but not in the first.
 func (w *Worker) trim(v *packet.Vector, i int) bool {
+	if v.Chain[i] == packet.NoFrame {
+		return true
+	}
 	first := v.Len[i] - uint32(v.L3[i])
 	if v.IPLen[i] <= first {
 		w.core.Unchain(v, i)
@@ -354,6 +481,22 @@ func (w *Worker) trim(v *packet.Vector, i int) bool {
 	return false
 }
 
+func get16(p unsafe.Pointer, off int) uint16 {
+	return binary.BigEndian.Uint16((*[2]byte)(unsafe.Add(p, off))[:])
+}
+
+func get64(p unsafe.Pointer, off int) uint64 {
+	return binary.LittleEndian.Uint64((*[8]byte)(unsafe.Add(p, off))[:])
+}
+
+func put64(p unsafe.Pointer, off int, x uint64) {
+	binary.LittleEndian.PutUint64((*[8]byte)(unsafe.Add(p, off))[:], x)
+}
+
+func put32(p unsafe.Pointer, off int, x uint32) {
+	binary.LittleEndian.PutUint32((*[4]byte)(unsafe.Add(p, off))[:], x)
+}
+
 // Trace tells the addresses of the outer header.
 func (w *Worker) Trace(v *packet.Vector, lane int) string {
 	b := v.Bytes(lane)[v.L3[lane&63]:]
@@ -365,5 +508,3 @@ func (w *Worker) Trace(v *packet.Vector, lane int) string {
 	d, _ := netip.AddrFromSlice(dst)
 	return fmt.Sprintf("%s %s > %s", w.e.proto, s, d)
 }
-
-var etherTypes = [2]uint16{bits.ReverseBytes16(packet.EtherIPv4) & 0xffff, bits.ReverseBytes16(packet.EtherIPv6) & 0xffff}
