@@ -1,0 +1,184 @@
+// Package mssclamp is the kind "mss-clamp": it lowers the maximum segment size that
+// a TCP SYN offers to what fits through the tunnel.
+package mssclamp
+
+import (
+	"encoding/binary"
+	"math/bits"
+
+	"github.com/lbgraph/lbgraph/graph"
+	"github.com/lbgraph/lbgraph/io/packet"
+)
+
+// Config is the arguments of mss-clamp.
+type Config struct {
+	Insert bool `hcl:"insert,optional" doc:"add the option to a SYN that has none"`
+}
+
+func init() {
+	graph.Register(graph.Def[Config]{
+		Kind:    "mss-clamp",
+		Summary: "lowers the maximum segment size in TCP SYNs to what fits through the tunnel",
+		Needs:   graph.L3 | graph.Backend,
+		Forbids: graph.Sent,
+		Outputs: []graph.Output{{Name: "next", Doc: "all packets"}},
+		Counters: []graph.Counter{
+			clamped:   {Name: "clamped", Doc: "SYNs whose MSS was lowered"},
+			noMSS:     {Name: "no_mss", Doc: "SYNs without an MSS option"},
+			inserted:  {Name: "inserted", Doc: "SYNs that were given an MSS option"},
+			malformed: {Name: "malformed", Doc: "SYNs with options that do not parse, left as they are"},
+		},
+		Headroom: optionLen,
+		Packets: func(c Config, env *graph.Env) (graph.Maker, error) {
+			return func(core graph.Core) (graph.Node, error) { return &worker{core, env, c.Insert}, nil }, nil
+		},
+	})
+}
+
+// Counter numbers.
+const (
+	clamped = iota
+	noMSS
+	inserted
+	malformed
+)
+
+// Kinds of TCP options (RFC 9293 §3.1), and the length of the one in question.
+const (
+	kindEnd   = 0
+	kindNop   = 1
+	kindMSS   = 2
+	optionLen = 4
+)
+
+// What a receiver has to assume where no option says more (RFC 9293 §3.7.1).
+const (
+	defaultMSS4 = 536
+	defaultMSS6 = 1220
+)
+
+type worker struct {
+	core   graph.Core
+	env    *graph.Env
+	insert bool
+}
+
+// Process is part of graph.Node.
+func (w *worker) Process(v *packet.Vector, in packet.Lanes, out []packet.Lanes) {
+	out[0] = in
+	l := syns(v) & in
+	if l == 0 {
+		return
+	}
+	for backends := w.core.State().Backends; l != 0; l &= l - 1 {
+		i := l.Next() & 63
+		if b := int(v.Backend[i]); b < len(backends) {
+			w.clamp(v, i, w.env.InnerMTU(&backends[b]))
+		}
+	}
+}
+
+// syns answers all lanes with a SYN bit in their TCP column, eight at a time: seven of
+// eight packets and more are none and must cost next to nothing.
+func syns(v *packet.Vector) (l packet.Lanes) {
+	for i := 0; i < packet.Size; i += 8 {
+		w := binary.LittleEndian.Uint64(v.TCP[i:]) / packet.SYN & 0x0101010101010101
+		// Bit 8k goes to bit 56+k.
+		l |= packet.Lanes(w*0x0102040810204080>>56) << i
+	}
+	return l
+}
+
+// clamp changes the SYN in lane i, whose backend takes IP packets of up to mtu bytes.
+func (w *worker) clamp(v *packet.Vector, i, mtu int) {
+	if v.Flags[i]&(packet.Later|packet.Related) != 0 || v.Proto[i] != packet.ProtoTCP {
+		return
+	}
+	limit, assumed := mtu-packet.IPv4Len-packet.TCPLen, defaultMSS4
+	if v.Flags[i]&packet.V6 != 0 {
+		limit, assumed = mtu-packet.IPv6Len-packet.TCPLen, defaultMSS6
+	}
+	b := v.Bytes(i)
+	if int(v.L4[i])+packet.TCPLen > len(b) {
+		return
+	}
+	h := b[v.L4[i]:]
+	size := int(h[12]>>4) * 4
+	if size < packet.TCPLen || size > len(h) {
+		return
+	}
+	// Options are read to their end before anything is changed, so that a SYN
+	// stays as it was, or is changed whole. An MSS may come more than once, and which
+	// one counts is up to the receiver: all are lowered.
+	var found [10]int
+	n := 0
+	for at := packet.TCPLen; at < size && h[at] != kindEnd; {
+		if h[at] == kindNop {
+			at++
+			continue
+		}
+		if at+2 > size || h[at+1] < 2 || at+int(h[at+1]) > size || h[at] == kindMSS && h[at+1] != optionLen {
+			v.Flags[i] |= packet.Malformed
+			w.core.Count(malformed, 1)
+			return
+		}
+		if h[at] == kindMSS {
+			found[n] = at + 2
+			n++
+		}
+		at += int(h[at+1])
+	}
+	if n == 0 {
+		w.core.Count(noMSS, 1)
+		// Behind a first fragment everything would move.
+		if w.insert && size+optionLen <= 60 && v.Flags[i]&packet.First == 0 && int(v.IPLen[i])+optionLen <= mtu {
+			insert(v, i, uint16(min(limit, assumed)))
+			w.core.Count(inserted, 1)
+		}
+		return
+	}
+	lowered := false
+	for _, at := range found[:n] {
+		old := binary.BigEndian.Uint16(h[at:])
+		if int(old) <= limit {
+			continue
+		}
+		lowered = true
+		binary.BigEndian.PutUint16(h[at:], uint16(limit))
+		was, is := old, uint16(limit)
+		if at&1 != 0 {
+			was, is = bits.ReverseBytes16(was), bits.ReverseBytes16(is)
+		}
+		binary.BigEndian.PutUint16(h[16:], packet.Update16(binary.BigEndian.Uint16(h[16:]), was, is))
+	}
+	if lowered {
+		w.core.Count(clamped, 1)
+	}
+}
+
+// insert puts an MSS option in front of the other options of lane i: what stands before
+// moves into the headroom, so that no data is copied.
+func insert(v *packet.Vector, i int, mss uint16) {
+	be := binary.BigEndian
+	head := int(v.L4[i]) + packet.TCPLen
+	b := v.Push(i, optionLen)
+	copy(b, b[optionLen:optionLen+head])
+	v.IPLen[i] += optionLen
+	h := b[v.L4[i]:]
+	h[packet.TCPLen], h[packet.TCPLen+1] = kindMSS, optionLen
+	be.PutUint16(h[packet.TCPLen+2:], mss)
+	old := be.Uint16(h[12:])
+	be.PutUint16(h[12:], old+optionLen/4<<12)
+	// The option, and four bytes more in the pseudo-header's length.
+	sum := packet.AddSum(be.Uint16(h[16:]), kindMSS<<8+optionLen+uint32(mss)+optionLen)
+	be.PutUint16(h[16:], packet.Update16(sum, old, be.Uint16(h[12:])))
+
+	ip := b[v.L3[i]:]
+	if v.Flags[i]&packet.V6 != 0 {
+		be.PutUint16(ip[4:], be.Uint16(ip[4:])+optionLen)
+		return
+	}
+	old = be.Uint16(ip[2:])
+	be.PutUint16(ip[2:], old+optionLen)
+	be.PutUint16(ip[10:], packet.Update16(be.Uint16(ip[10:]), old, old+optionLen))
+}
