@@ -1,2 +1,6 @@
 // Package all registers every control kind that comes with lbgraph.
 package all
+
+import (
+	_ "github.com/lbgraph/lbgraph/control/metrics"
+)

@@ -3,5 +3,8 @@ package all
 
 import (
 	_ "github.com/lbgraph/lbgraph/nodes/packet/gre-encap"
+	_ "github.com/lbgraph/lbgraph/nodes/packet/gue-encap"
+	_ "github.com/lbgraph/lbgraph/nodes/packet/ipip-encap"
+	_ "github.com/lbgraph/lbgraph/nodes/packet/mss-clamp"
 	_ "github.com/lbgraph/lbgraph/nodes/packet/parse"
 )
