@@ -7,7 +7,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/lbgraph/lbgraph/graph"
 	"github.com/lbgraph/lbgraph/graph/lang"
 	"github.com/lbgraph/lbgraph/internal/demo"
 )
@@ -35,19 +34,19 @@ addresses; and one of its VIPs an IPv4 address, protocol tcp and a port.`,
 			path = args[0]
 		}
 		const uplink = "uplink"
-		file, diags := lang.Load(path, lang.Options{Vars: map[string]string{"uplink": uplink}})
-		if !diags.HasErrors() {
-			diags = append(diags, graph.Check(file)...)
+		l := load(path, lang.Options{Vars: map[string]string{"uplink": uplink}})
+		if err := a.tell(l); err != nil {
+			return err
 		}
-		if diags.HasErrors() {
-			return &exitError{fileIsWrong, diags}
+		if err := l.err(); err != nil {
+			return err
 		}
 		binary, err := os.Executable()
 		if err != nil {
 			return err
 		}
 		return demo.Run(c.Context(), demo.Config{
-			Binary: binary, File: file, Uplink: uplink, Args: []string{"--var", "uplink=" + uplink}, Out: a.out,
+			Binary: binary, File: l.file, Uplink: uplink, Args: []string{"--var", "uplink=" + uplink}, Out: a.out,
 		})
 	}
 	c.AddCommand(newDemoBackend(), newDemoUDP(a))
