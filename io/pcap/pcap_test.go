@@ -554,24 +554,23 @@ func TestWritingPort(t *testing.T) {
 	for _, base := range []string{"out.pcap", "out.pcapng"} {
 		name := filepath.Join(t.TempDir(), base)
 		cfg := config(64)
-		p, err := pcap.OpenWrite(name, 2, cfg)
+		p, err := pcap.OpenWrite(name, cfg)
 		if err != nil {
 			t.Fatal(err)
 		}
+		q := p.Queue(0)
 		v := &packet.Vector{Mem: cfg.Mem, Links: make([]packet.Link, 64)}
-		for i := range 2 {
-			want := sample[i]
-			copy(cfg.Mem[i*chunk:], want.Data)
+		for f, want := range sample[:2] {
+			copy(cfg.Mem[f*chunk:], want.Data)
 			v.Now = want.Time
-			v.Frame[0], v.Start[0], v.Len[0], v.Total[0], v.Chain[0] = uint32(i), uint32(i*chunk), uint32(len(want.Data)), uint32(len(want.Data)), packet.NoFrame
-			q := p.Queue(i)
+			v.Frame[0], v.Start[0], v.Len[0], v.Total[0], v.Chain[0] = uint32(f), uint32(f*chunk), uint32(len(want.Data)), uint32(len(want.Data)), packet.NoFrame
 			if taken := q.Transmit(v, 1); taken != 1 {
 				t.Fatal("not taken")
 			}
 			q.Flush()
 			var done [4]uint32
-			if q.Reclaim(done[:]) != 1 || done[0] != uint32(i) {
-				t.Errorf("frame %d did not come back", i)
+			if q.Reclaim(done[:]) != 1 || done[0] != uint32(f) {
+				t.Errorf("frame %d did not come back", f)
 			}
 		}
 		p.Sync()
@@ -587,14 +586,14 @@ func TestWritingPort(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if _, err := pcap.OpenWrite(filepath.Join(t.TempDir(), "no", "such", "dir.pcap"), 1, config(1)); err == nil {
+	if _, err := pcap.OpenWrite(filepath.Join(t.TempDir(), "no", "such", "dir.pcap"), config(1)); err == nil {
 		t.Error("opened")
 	}
 }
 
 func TestWritingPortWithoutSpace(t *testing.T) {
 	cfg := config(256)
-	p, err := pcap.OpenWrite("/dev/full", 1, cfg)
+	p, err := pcap.OpenWrite("/dev/full", cfg)
 	if err == nil {
 		_ = p.Close()
 		t.Fatal("a device that takes nothing was opened for writing")

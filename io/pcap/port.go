@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"sync"
 
 	"github.com/lbgraph/lbgraph/graph"
 	"github.com/lbgraph/lbgraph/io/mem"
@@ -102,9 +101,9 @@ func OpenRead(files []string, cfg mem.Config) (*Port, error) {
 	return p, nil
 }
 
-// OpenWrite makes a port of so many queues that sends to one file, in the format
-// that FormatOf answers. A file that exists is overwritten.
-func OpenWrite(name string, queues int, cfg mem.Config) (*Port, error) {
+// OpenWrite makes a port of one queue that sends to a file, in the format that
+// FormatOf answers. A file that exists is overwritten.
+func OpenWrite(name string, cfg mem.Config) (*Port, error) {
 	f, err := os.Create(name)
 	if err != nil {
 		return nil, err
@@ -114,11 +113,7 @@ func OpenWrite(name string, queues int, cfg mem.Config) (*Port, error) {
 		_ = f.Close()
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
-	p := &Port{info: graph.PortInfo{Name: name, Mode: "file"}, out: o}
-	for range max(queues, 1) {
-		p.queues = append(p.queues, mem.NewQueue(cfg, nil, o))
-	}
-	return p, nil
+	return &Port{info: graph.PortInfo{Name: name, Mode: "file"}, out: o, queues: []*mem.Queue{mem.NewQueue(cfg, nil, o)}}, nil
 }
 
 // Queues is part of graph.Port.
@@ -130,8 +125,8 @@ func (p *Port) Queue(q int) graph.Queue { return p.queues[q] }
 // Info is part of graph.Port.
 func (p *Port) Info() graph.PortInfo { return p.info }
 
-// Err answers what queue q could not read, or the file could not take; nil while
-// all is well.
+// Err answers what queue q could not read or write; nil while all is well. It is
+// for the queue's core.
 func (p *Port) Err(q int) error {
 	if p.out != nil {
 		return p.out.failed()
@@ -139,8 +134,8 @@ func (p *Port) Err(q int) error {
 	return p.in[q].Err()
 }
 
-// Sync writes what was sent and is still in memory. It may be called from any
-// goroutine.
+// Sync writes to the file what was sent and is still in memory. It is for the core
+// of the queue.
 func (p *Port) Sync() {
 	if p.out != nil {
 		p.out.sync()
@@ -159,10 +154,9 @@ func (p *Port) Close() (err error) {
 	return err
 }
 
-// output is a file that several queues send to.
+// output is a file that packets are sent to. It is a mem.Sink.
 type output struct {
 	name string
-	mu   sync.Mutex
 	f    *os.File
 	w    *Writer
 	err  error
@@ -170,8 +164,6 @@ type output struct {
 
 // Put is part of mem.Sink. Once the file takes nothing more, neither does it.
 func (o *output) Put(b []byte, at int64) bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
 	if o.err == nil {
 		o.err = o.w.Write(Packet{Time: at, Data: b}, 0)
 	}
@@ -179,16 +171,12 @@ func (o *output) Put(b []byte, at int64) bool {
 }
 
 func (o *output) sync() {
-	o.mu.Lock()
-	defer o.mu.Unlock()
 	if o.err == nil {
 		o.err = o.w.Flush()
 	}
 }
 
 func (o *output) failed() error {
-	o.mu.Lock()
-	defer o.mu.Unlock()
 	if o.err == nil {
 		return nil
 	}
