@@ -1,7 +1,9 @@
 package graph_test
 
 import (
+	"bytes"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -102,4 +104,81 @@ func TestOverheadAndHeadroom(t *testing.T) {
 	if _, a := analyze(t, "reflector"); a.Headroom != 0 {
 		t.Errorf("headroom of the reflector is %d, want 0", a.Headroom)
 	}
+}
+
+// Whatever a file draws, the analysis ends, and what it answers holds together.
+func TestRandomGraphs(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	var kinds []*g.Kind
+	for _, k := range g.Kinds() {
+		if k.Plane == g.PacketPlane {
+			kinds = append(kinds, k)
+		}
+	}
+	good := 0
+	for range 3000 {
+		gr := &g.Graph{Name: "random", Plane: g.PacketPlane, GraphConfig: g.GraphDefaults()}
+		for i := range 2 + r.IntN(10) {
+			k := kinds[r.IntN(len(kinds))]
+			n := &g.Instance{Kind: k, Name: fmt.Sprintf("%s%d", k.Name, i), Config: k.NewConfig()}
+			n.Outputs = k.OutputsOf(n.Config)
+			n.Edges = make([]*g.Edge, len(n.Outputs))
+			gr.Nodes = append(gr.Nodes, n)
+		}
+		for _, n := range gr.Nodes {
+			for i, o := range n.Outputs {
+				if o.Else == g.Must || r.IntN(3) == 0 {
+					n.Edges[i] = &g.Edge{From: n, Output: i, To: gr.Nodes[r.IntN(len(gr.Nodes))]}
+				}
+			}
+		}
+		a, diags := g.Analyze(gr)
+		if !diags.HasErrors() {
+			good++
+		}
+		at := map[*g.Instance]int{}
+		for i, n := range a.Order {
+			if _, twice := at[n]; twice {
+				t.Fatalf("%s stands twice in the order", n)
+			}
+			at[n] = i
+		}
+		for _, n := range gr.Nodes {
+			_, reached := at[n]
+			if !reached && len(a.Entry(n)) > 0 {
+				t.Fatalf("%s is not reached, but something comes to it", n)
+			}
+			for _, f := range a.Entry(n) {
+				if !f.Has(n.Kind.Needs) || f&n.Kind.Forbids != 0 {
+					t.Fatalf("%s takes %s", n, f)
+				}
+				edges, ok := a.Way(n, f)
+				if !ok {
+					t.Fatalf("no way brings %s to %s", f, n)
+				}
+				// The way, walked again, gives the facts.
+				held := g.Facts(0)
+				for i, e := range edges {
+					if i > 0 && e.From != edges[i-1].To || i == 0 && !e.From.Kind.Source {
+						t.Fatalf("the way to %s is broken: %v", n, g.Steps(edges))
+					}
+					o := e.From.Outputs[e.Output]
+					held = held&^o.Removes | o.Gives
+				}
+				if held != f || len(edges) > 0 && edges[len(edges)-1].To != n {
+					t.Fatalf("%v gives %s, not %s", g.Steps(edges), held, f)
+				}
+			}
+		}
+		var b bytes.Buffer
+		if err := g.Dot(&b, &g.File{Path: "random", Graphs: []*g.Graph{gr}}, g.DotOptions{Facts: true}); err != nil {
+			t.Fatal(err)
+		}
+		for _, n := range gr.Nodes {
+			if err := a.ExplainNode(&b, n); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	t.Logf("%d of 3000 graphs are good", good)
 }

@@ -2,6 +2,8 @@ package graph_test
 
 import (
 	"bytes"
+	"os/exec"
+	"strings"
 	"testing"
 
 	g "github.com/lbgraph/lbgraph/graph"
@@ -21,5 +23,26 @@ func TestDot(t *testing.T) {
 			t.Fatal(err)
 		}
 		golden(t, "testdata/dot_"+name+".golden", b.String())
+	}
+}
+
+// Graphviz understands the drawings, and complains about nothing.
+func TestDotRenders(t *testing.T) {
+	program, err := exec.LookPath("dot")
+	if err != nil {
+		t.Skip("Graphviz is not installed")
+	}
+	for _, path := range files(t, "good") {
+		var b bytes.Buffer
+		if err := g.Dot(&b, load(t, path), g.DotOptions{Facts: true}); err != nil {
+			t.Fatal(err)
+		}
+		run := exec.Command(program, "-Tsvg")
+		run.Stdin = &b
+		var out, problem bytes.Buffer
+		run.Stdout, run.Stderr = &out, &problem
+		if err := run.Run(); err != nil || problem.Len() > 0 || !strings.Contains(out.String(), "</svg>") {
+			t.Errorf("%s: %v: %s", path, err, problem.String())
+		}
 	}
 }
