@@ -136,25 +136,18 @@ type surveyed struct {
 
 // survey finds the ports that g asks for and the number of its cores.
 func (e *Engine) survey(g *graph.Graph) (specs []surveyed, cores int, err error) {
-	seen := map[graph.PortSpec]bool{}
 	cores = 1
-	for _, n := range g.Nodes {
-		for _, s := range n.Kind.Ports(n.Config) {
-			if seen[s] {
-				continue
-			}
-			seen[s] = true
-			d := e.opts.Drivers[s.Driver]
-			if d == nil {
-				return nil, 0, fmt.Errorf("node %q: there is no driver %q", n.Name, s.Driver)
-			}
-			q, err := d.Queues(s)
-			if err != nil {
-				return nil, 0, fmt.Errorf("node %q: %w", n.Name, err)
-			}
-			specs = append(specs, surveyed{s, q})
-			cores = max(cores, q)
+	for _, s := range portsOf(g) {
+		d := e.opts.Drivers[s.Driver]
+		if d == nil {
+			return nil, 0, fmt.Errorf("port %q: there is no driver %q", s.Name, s.Driver)
 		}
+		q, err := d.Queues(s)
+		if err != nil {
+			return nil, 0, err
+		}
+		specs = append(specs, surveyed{s, q})
+		cores = max(cores, q)
 	}
 	if g.Cores > 0 {
 		cores = g.Cores
@@ -284,7 +277,7 @@ func (e *Engine) build(a *graph.Analysis, gen uint32) (prog *program, unwatch []
 			},
 			Port: func(spec graph.PortSpec) (graph.Port, error) {
 				for p := range e.ports {
-					if e.ports[p].spec == spec {
+					if samePort(e.ports[p].spec, spec) {
 						s.port = p
 						return e.ports[p].Port, nil
 					}

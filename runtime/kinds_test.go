@@ -281,6 +281,7 @@ type memDriver struct {
 	queues int
 	ports  map[string]*mem.Port
 	fail   error
+	poison bool
 }
 
 func (d *memDriver) Queues(graph.PortSpec) (int, error) { return d.queues, nil }
@@ -289,7 +290,7 @@ func (d *memDriver) Open(s graph.PortSpec, m Memory, chunk, rings int) (graph.Po
 	if d.fail != nil {
 		return nil, d.fail
 	}
-	p, err := mem.Open(mem.Config{Mem: m.Bytes(), Chunk: chunk, Rings: rings, Poison: true}, d.queues, graph.PortInfo{Name: s.Name})
+	p, err := mem.Open(mem.Config{Mem: m.Bytes(), Chunk: chunk, Rings: rings, Poison: d.poison}, d.queues, graph.PortInfo{Name: s.Name})
 	if err != nil {
 		return nil, err
 	}
@@ -320,7 +321,7 @@ type rig struct {
 
 func newRig(t testing.TB, g *graph.Graph, queues int, change func(*Options)) *rig {
 	t.Helper()
-	r := &rig{t: t, d: &memDriver{queues: queues}, m: &heap{}, clock: 1e9}
+	r := &rig{t: t, d: &memDriver{queues: queues, poison: true}, m: &heap{}, clock: 1e9}
 	o := Options{
 		State: new(state.Cell), Drivers: map[string]Driver{"mem": r.d}, Manual: true,
 		Memory: func(n, chunk int) (Memory, error) { r.m.b = make([]byte, n*chunk); return r.m, nil },

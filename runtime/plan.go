@@ -1,7 +1,9 @@
 package runtime
 
 import (
+	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/lbgraph/lbgraph/graph"
@@ -140,24 +142,34 @@ func edges(was, n *graph.Instance) (p Plan) {
 	return p
 }
 
+// portsOf answers the ports that g asks for. A spec that leaves something open is
+// the port of another that does not.
 func portsOf(g *graph.Graph) (all []graph.PortSpec) {
 	for _, n := range g.Nodes {
+	specs:
 		for _, s := range n.Kind.Ports(n.Config) {
-			if !contains(all, s) {
-				all = append(all, s)
+			for i := range all {
+				if samePort(all[i], s) {
+					all[i].Mode = cmp.Or(all[i].Mode, s.Mode)
+					all[i].Queues = cmp.Or(all[i].Queues, s.Queues)
+					continue specs
+				}
 			}
+			all = append(all, s)
 		}
 	}
 	return all
 }
 
+// samePort tells whether a and b name one port, where each may leave the mode and
+// the number of queues to the other.
+func samePort(a, b graph.PortSpec) bool {
+	return a.Driver == b.Driver && a.Name == b.Name && a.Write == b.Write && a.Args == b.Args &&
+		(a.Mode == b.Mode || a.Mode == "" || b.Mode == "") && (a.Queues == b.Queues || a.Queues == 0 || b.Queues == 0)
+}
+
 func contains(all []graph.PortSpec, s graph.PortSpec) bool {
-	for _, t := range all {
-		if s == t {
-			return true
-		}
-	}
-	return false
+	return slices.Contains(all, s)
 }
 
 func describe(s graph.PortSpec) string {

@@ -406,7 +406,7 @@ func BenchmarkDispatch(b *testing.B) {
 			if n > 0 {
 				lines = append(lines, last+" -> tx")
 			}
-			r := newRig(b, draw(b, 1, lines...), 1, nil)
+			r := newRig(b, draw(b, 1, lines...), 1, func(o *Options) { o.Drivers["mem"].(*memDriver).poison = false })
 			r.port().Discard()
 			r.port().Repeat(0, b.N, numbered("x0", 64)...)
 			b.ReportAllocs()
