@@ -175,8 +175,11 @@ func (d *decoder) body(body hcl.Body, head hcl.Range, v reflect.Value, path stri
 			d.at(join(path, name), a.Expr.Range())
 		}
 	}
+	heads := map[string]hcl.Range{}
 	for _, b := range blocks {
 		f := known[b.Type]
+		key := strings.Join(append([]string{b.Type}, b.Labels...), "\x00")
+		first, twice := heads[key]
 		switch {
 		case skipped[b.Type]:
 		case f == nil:
@@ -187,7 +190,10 @@ func (d *decoder) body(body hcl.Body, head hcl.Range, v reflect.Value, path stri
 			d.fault(b.TypeRange, "Block where an argument belongs", "%q is an argument. Write %s = … with an equals sign.", b.Type, b.Type)
 		case given[b.Type] > 0 && !f.repeated:
 			d.fault(Head(b), "Block given twice", "There can be one block %q here. Put all arguments into one.", b.Type)
+		case twice && len(b.Labels) > 0:
+			d.fault(Head(b), "Name used twice", "There is a %s %q at %s already. Give one of them another name.", b.Type, strings.Join(b.Labels, " "), where(first))
 		default:
+			heads[key] = Head(b)
 			d.block(b, v.FieldByIndex(f.index), f, given[b.Type], join(path, b.Type))
 			given[b.Type]++
 		}
@@ -197,6 +203,10 @@ func (d *decoder) body(body hcl.Body, head hcl.Range, v reflect.Value, path stri
 			d.fault(head, "Missing argument", "The argument %q is required: %s. Add %s = %s.", f.name, f.about(), f.name, example(f))
 		}
 	}
+}
+
+func where(r hcl.Range) string {
+	return fmt.Sprintf("%s:%d:%d", r.Filename, r.Start.Line, r.Start.Column)
 }
 
 func countLabels(t reflect.Type) (n int) {

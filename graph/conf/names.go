@@ -60,11 +60,17 @@ func unknownNames(e hcl.Expression, ctx *hcl.EvalContext) hcl.Diagnostics {
 		}
 		told[root+"."+step] = true
 		at = hcl.RangeBetween(t[0].SourceRange(), t[1].SourceRange())
-		var all []string
-		for _, n := range attributes(v) {
-			all = append(all, root+"."+n)
+		hint := closest(step, attributes(v))
+		if hint != "" {
+			hint = fmt.Sprintf("Did you mean %q?", root+"."+hint)
+		} else {
+			var all []string
+			for _, n := range attributes(v) {
+				all = append(all, root+"."+n)
+			}
+			hint = oneOf(all)
 		}
-		diags = append(diags, fault(at, "Unknown name", "There is no %q. %s", root+"."+step, DidYouMean(root+"."+step, all)))
+		diags = append(diags, fault(at, "Unknown name", "There is no %q. %s", root+"."+step, hint))
 	}
 	return diags
 }
@@ -133,11 +139,14 @@ func closeTo(given string, known []string) string {
 
 // closest answers the name that was probably meant, or "".
 func closest(given string, known []string) string {
-	best, least := "", len(given)/3+2
+	best, least := "", max(len(given)/3, 1)+1
+	if len(given) < 3 {
+		least = 1 // only another spelling
+	}
 	for _, k := range known {
 		d := distance(fold(given), fold(k))
 		if i := strings.LastIndexByte(k, '.'); i >= 0 && !strings.Contains(given, ".") && k[i+1:] == given {
-			d = 1
+			d = 0
 		}
 		if d < least || d == least && best != "" && k < best {
 			best, least = k, d
@@ -148,7 +157,7 @@ func closest(given string, known []string) string {
 
 func oneOf(known []string) string {
 	if len(known) == 0 {
-		return "Nothing of that sort is declared."
+		return "Declare it first."
 	}
 	seen := map[string]bool{}
 	var quoted []string
@@ -161,10 +170,11 @@ func oneOf(known []string) string {
 	if len(quoted) == 1 {
 		return "There is only " + quoted[0] + "."
 	}
-	if len(quoted) > 12 {
-		quoted = append(quoted[:12], "…")
+	more := ""
+	if n := len(quoted) - 12; n > 0 {
+		quoted, more = quoted[:12], fmt.Sprintf(", and %d more", n)
 	}
-	return "Choose among " + strings.Join(quoted, ", ") + "."
+	return "Choose among " + strings.Join(quoted, ", ") + more + "."
 }
 
 func fold(s string) string { return strings.ReplaceAll(strings.ToLower(s), "-", "_") }

@@ -87,6 +87,10 @@ func (l *loader) variable(b *hcl.Block, ctx *hcl.EvalContext) cty.Value {
 	}
 	value := cty.NilVal
 	if v.Default != nil {
+		if refs := v.Default.Variables(); len(refs) > 0 {
+			l.fault(refs[0].SourceRange(), "Default refers to something", "The default of %q needs %q, and defaults come before all else. Use locals for it.", name, refs[0].RootName())
+			return cty.DynamicVal
+		}
 		d, diags := conf.Value(v.Default, ctx)
 		if l.tell(diags) {
 			return cty.DynamicVal

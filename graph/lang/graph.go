@@ -20,7 +20,9 @@ type builder struct {
 	nodes map[string]*graph.Instance // by name; nil for those whose fault was told
 	heads map[string]hcl.Range       // of node blocks
 	first map[string]int             // byte at which a node is named first
-	bad   map[*graph.Instance]bool   // configuration at fault: its outputs are not known
+	draws []draw
+	told  map[*graph.Edge]bool     // another edge from its output was told
+	bad   map[*graph.Instance]bool // configuration at fault: its outputs are not known
 }
 
 // A step is one element of a path.
@@ -31,9 +33,15 @@ type step struct {
 	at     hcl.Range
 }
 
+// A draw is an edge as the file draws it.
+type draw struct {
+	from, to step
+	at       hcl.Range
+}
+
 func (l *loader) graph(b *hcl.Block) {
 	g := &graph.Graph{Name: b.Labels[0], Plane: graph.PacketPlane, GraphConfig: graph.GraphDefaults(), Range: conf.Head(b)}
-	s := &builder{loader: l, g: g, key: b.Type + "." + g.Name, block: b.Type, nodes: map[string]*graph.Instance{}, heads: map[string]hcl.Range{}, first: map[string]int{}, bad: map[*graph.Instance]bool{}}
+	s := &builder{loader: l, g: g, key: b.Type + "." + g.Name, block: b.Type, nodes: map[string]*graph.Instance{}, heads: map[string]hcl.Range{}, first: map[string]int{}, bad: map[*graph.Instance]bool{}, told: map[*graph.Edge]bool{}}
 	own := conf.Options{Skip: []string{"path", "node"}, Place: l.place(s.key)}
 	if b.Type == "stream" {
 		g.Plane, g.GraphConfig = graph.StreamPlane, graph.GraphConfig{}
@@ -45,17 +53,13 @@ func (l *loader) graph(b *hcl.Block) {
 	if l.tell(diags) {
 		return
 	}
-	for _, n := range []string{"path", "node"} {
+	for n, labels := range map[string]int{"path": 0, "node": 2} {
 		if a := attrs[n]; a != nil {
-			l.fault(a.NameRange, "Argument where a block belongs", "%q is a block. Write %s { … } without the equals sign.", n, n)
+			l.notArgument(a, labels)
 		}
 	}
 
-	type next struct {
-		from *graph.Instance
-		attr *hcl.Attribute
-	}
-	var nexts []next
+	nexts := map[*hcl.Attribute]*graph.Instance{}
 	var path *hcl.Block
 	for _, x := range blocks {
 		switch x.Type {
@@ -63,7 +67,7 @@ func (l *loader) graph(b *hcl.Block) {
 			inst := s.node(x)
 			in, _, _ := conf.Read(x.Body, nil)
 			if a := in["next"]; a != nil && inst != nil {
-				nexts = append(nexts, next{inst, a})
+				nexts[a] = inst
 			}
 		case "path":
 			if len(x.Labels) > 0 {
@@ -75,25 +79,20 @@ func (l *loader) graph(b *hcl.Block) {
 			}
 		}
 	}
-	var lists [][]step
 	if path != nil {
-		lists = s.paths(path)
+		s.paths(path)
 	}
-	for _, n := range nexts {
-		if to, ok := s.step(n.attr.Expr); ok {
-			if to.output != "" {
-				l.fault(to.at, "Output instead of a node", "\"next\" names the node that follows. Write next = %s.", to.name)
-				continue
-			}
-			if to.node != nil {
-				s.edge(step{node: n.from, name: n.from.Name, output: "next", at: n.attr.NameRange}, to, n.attr.Range)
-			}
+	for a, from := range nexts {
+		to, ok := s.step(a.Expr)
+		if ok && to.output != "" {
+			l.fault(to.at, "Output instead of a node", "\"next\" names the node that follows. Write next = %s.", to.name)
+		} else if ok {
+			s.draws = append(s.draws, draw{step{node: from, name: from.Name, output: "next", at: a.NameRange}, to, a.Range})
 		}
 	}
-	for _, list := range lists {
-		for i := 0; i+1 < len(list); i++ {
-			s.edge(list[i], list[i+1], hcl.RangeBetween(list[i].at, list[i+1].at))
-		}
+	sort.Slice(s.draws, func(i, j int) bool { return s.draws[i].at.Start.Byte < s.draws[j].at.Start.Byte })
+	for _, d := range s.draws {
+		s.edge(d)
 	}
 	sort.SliceStable(g.Nodes, func(i, j int) bool { return s.first[g.Nodes[i].Name] < s.first[g.Nodes[j].Name] })
 	l.file.Graphs = append(l.file.Graphs, g)
@@ -188,10 +187,10 @@ func (s *builder) kinds() []string {
 }
 
 // paths reads the path block.
-func (s *builder) paths(b *hcl.Block) [][]step {
+func (s *builder) paths(b *hcl.Block) {
 	attrs, blocks, diags := conf.Read(b.Body, nil)
 	if s.tell(diags) {
-		return nil
+		return
 	}
 	for _, x := range blocks {
 		s.fault(x.TypeRange, "Block where an argument belongs", "%q is an argument. Write %s = … with an equals sign.", x.Type, x.Type)
@@ -201,7 +200,6 @@ func (s *builder) paths(b *hcl.Block) [][]step {
 		order = append(order, a)
 	}
 	sort.Slice(order, func(i, j int) bool { return order[i].Range.Start.Byte < order[j].Range.Start.Byte })
-	var lists [][]step
 	for _, a := range order {
 		es, diags := hcl.ExprList(a.Expr)
 		if diags.HasErrors() {
@@ -219,9 +217,10 @@ func (s *builder) paths(b *hcl.Block) [][]step {
 		if last := list[len(list)-1]; last.output != "" {
 			s.fault(last.at, "Path ends in an output", "%s.%s is a way out of %q, and nothing follows. Write %s, or add the node that follows.", last.name, last.output, last.name, last.name)
 		}
-		lists = append(lists, list)
+		for i := 0; i+1 < len(list); i++ {
+			s.draws = append(s.draws, draw{list[i], list[i+1], hcl.RangeBetween(list[i].at, list[i+1].at)})
+		}
 	}
-	return lists
 }
 
 // step reads one element of a path. Its node is nil, and ok false, where a fault
@@ -296,27 +295,29 @@ func (s *builder) names() []string {
 	return append(all, s.kinds()...)
 }
 
-// edge draws an edge.
-func (s *builder) edge(from, to step, at hcl.Range) {
-	if from.node == nil || to.node == nil {
+// edge draws an edge. Of several wrong ones from an output it tells one.
+func (s *builder) edge(d draw) {
+	from := d.from.node
+	if from == nil || d.to.node == nil {
 		return
 	}
-	name := from.output
+	name := d.from.output
 	if name == "" {
 		name = "next"
 	}
-	o := from.node.Output(name)
+	o := from.Output(name)
 	if o < 0 {
-		s.noOutput(from, name)
+		s.noOutput(d.from, name)
 		return
 	}
-	e := from.node.Edges[o]
+	e := from.Edges[o]
 	if e == nil {
-		from.node.Edges[o] = &graph.Edge{From: from.node, Output: o, To: to.node, Range: at}
+		from.Edges[o] = &graph.Edge{From: from, Output: o, To: d.to.node, Range: d.at}
 		return
 	}
-	if e.To != to.node {
-		s.fault(at, "Two edges from one output", "%s.%s leads to %q already, at %s. Leave one out.", from.node.Name, name, e.To.Name, where(e.Range))
+	if e.To != d.to.node && !s.told[e] {
+		s.told[e] = true
+		s.fault(d.at, "Two edges from one output", "%s.%s leads to %q already, at %s. Leave one out.", from.Name, name, e.To.Name, where(e.Range))
 	}
 }
 

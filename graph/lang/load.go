@@ -58,7 +58,7 @@ func LoadBytes(path string, src []byte, o Options) (*graph.File, hcl.Diagnostics
 		o.ReadFile = os.ReadFile
 	}
 	l := &loader{
-		o: o, path: path, json: strings.HasSuffix(path, ".json"),
+		o: o, path: path, json: isJSON(path),
 		file:   &graph.File{Path: path, Sources: map[string][]byte{path: src}, Places: map[string]hcl.Range{}},
 		faulty: map[string]bool{}, used: map[string]bool{},
 	}
@@ -72,6 +72,8 @@ func LoadBytes(path string, src []byte, o Options) (*graph.File, hcl.Diagnostics
 	}
 	return l.file, diags
 }
+
+func isJSON(path string) bool { return strings.HasSuffix(path, ".json") }
 
 // cause is the reason of a failed system call, without the path.
 func cause(err error) string {
@@ -192,8 +194,12 @@ func (l *loader) root(body hcl.Body) {
 		blocks = l.jsonLabels(body, blocks, wants)
 	}
 	for n, a := range attrs {
-		if _, isBlock := wants[n]; isBlock {
-			l.fault(a.NameRange, "Argument where a block belongs", "%q is a block. Write %s { … } without the equals sign.", n, n)
+		if labels, isBlock := wants[n]; isBlock {
+			l.notArgument(a, labels)
+			continue
+		}
+		if l.json {
+			l.unknownBlock(n, a.NameRange, types)
 			continue
 		}
 		l.fault(a.NameRange, "Argument outside of blocks", "%q stands outside of all blocks. Put it into one, or into locals.", n)
@@ -208,16 +214,16 @@ func (l *loader) root(body hcl.Body) {
 			l.labels(b, want)
 		case known:
 			by[b.Type] = append(by[b.Type], b)
-		case k == nil:
-			l.fault(b.TypeRange, "Unknown block", "There is no block %q. %s", b.Type, conf.DidYouMean(b.Type, types))
-		case k.Plane != graph.ControlPlane:
-			l.fault(b.TypeRange, "Node outside of a graph", "%q is a kind of node. Write node %q \"name\" { … } inside a %s block.", b.Type, b.Type, planeBlock(k.Plane))
+		case k == nil || k.Plane != graph.ControlPlane:
+			l.unknownBlock(b.Type, b.TypeRange, types)
 		case len(b.Labels) > 1:
 			l.labels(b, 1)
 		default:
 			by[""] = append(by[""], b)
 		}
 	}
+	by["graph"] = append(by["graph"], by["stream"]...) // they share their names
+	delete(by, "stream")
 	for t, bs := range by {
 		by[t] = l.distinct(bs)
 	}
@@ -225,11 +231,19 @@ func (l *loader) root(body hcl.Body) {
 	l.references(body)
 	l.pools(by["pool"])
 	l.vips(by["vip"])
-	for _, b := range append(by["graph"], by["stream"]...) {
+	for _, b := range by["graph"] {
 		l.graph(b)
 	}
 	l.controls(by[""])
 	l.checkSpec()
+}
+
+func (l *loader) unknownBlock(typ string, at hcl.Range, types []string) {
+	if k := graph.Lookup(typ); k != nil {
+		l.fault(at, "Node outside of a graph", "%q is a kind of node. Write node %q \"name\" { … } inside a %s block.", typ, typ, planeBlock(k.Plane))
+		return
+	}
+	l.fault(at, "Unknown block", "There is no block %q. %s", typ, conf.DidYouMean(typ, types))
 }
 
 // labels tells of a block with the wrong number of names.
@@ -240,6 +254,10 @@ func (l *loader) labels(b *hcl.Block, want int) {
 		return
 	}
 	l.fault(b.LabelRanges[want], "Too many block names", "A block %q has %s behind its type. Leave %q out.", b.Type, count(want, "name"), b.Labels[want])
+}
+
+func (l *loader) notArgument(a *hcl.Attribute, labels int) {
+	l.fault(a.NameRange, "Argument where a block belongs", "%q is a block. Write %s without the equals sign.", a.Name, shape(a.Name, labels))
 }
 
 func shape(typ string, names int) string {
@@ -313,7 +331,7 @@ func looksNamed(body hcl.Body, k *graph.Kind) bool {
 // distinct drops blocks whose name cannot be used or was used before, and tells
 // of them.
 func (l *loader) distinct(bs hcl.Blocks) hcl.Blocks {
-	first := map[string]hcl.Range{}
+	first := map[string]*hcl.Block{}
 	var keep hcl.Blocks
 	for _, b := range bs {
 		if b.Type == "locals" {
@@ -321,6 +339,9 @@ func (l *loader) distinct(bs hcl.Blocks) hcl.Blocks {
 			continue
 		}
 		key := b.Type
+		if key == "stream" {
+			key = "graph"
+		}
 		if len(b.Labels) > 0 {
 			key += "." + b.Labels[0]
 			if !l.usableName(b.Labels[0], b.LabelRanges[0]) {
@@ -328,16 +349,16 @@ func (l *loader) distinct(bs hcl.Blocks) hcl.Blocks {
 				continue
 			}
 		}
-		if at, twice := first[key]; twice {
+		if f, twice := first[key]; twice {
 			if len(b.Labels) == 0 {
-				l.fault(conf.Head(b), "Block given twice", "There is a block %q at %s already. Put all arguments into one.", b.Type, where(at))
+				l.fault(conf.Head(b), "Block given twice", "There is a block %q at %s already. Put all arguments into one.", b.Type, where(conf.Head(f)))
 			} else {
-				l.fault(conf.Head(b), "Name used twice", "There is a %s %q at %s already. Give one of them another name.", b.Type, b.Labels[0], where(at))
+				l.fault(conf.Head(b), "Name used twice", "There is a %s %q at %s already. Give one of them another name.", f.Type, b.Labels[0], where(conf.Head(f)))
 			}
 			continue
 		}
-		first[key] = conf.Head(b)
-		l.file.Places[key] = conf.Head(b)
+		first[key] = b
+		l.file.Places[strings.Join(append([]string{b.Type}, b.Labels...), ".")] = conf.Head(b)
 		keep = append(keep, b)
 	}
 	return keep

@@ -78,6 +78,7 @@ func excerpt(b *bytes.Buffer, r hcl.Range, src []byte, mark, dim func(string) st
 	}
 	shown, pad := display(line.text, from)
 	_, end := display(line.text, max(to, from))
+	shown, pad, end = window(shown, pad, end)
 	fmt.Fprintf(b, "%s\n", dim(" "+gap+" |"))
 	fmt.Fprintf(b, "%s %s\n", dim(" "+number+" |"), strings.TrimRight(shown, " "))
 	fmt.Fprintf(b, "%s %s%s\n", dim(" "+gap+" |"), strings.Repeat(" ", pad), mark(strings.Repeat("^", max(end-pad, 1))))
@@ -131,6 +132,25 @@ func display(line string, at int) (shown string, columns int) {
 		columns = n
 	}
 	return b.String(), columns
+}
+
+// window cuts what is left of and behind the marked columns of a long line.
+func window(shown string, from, to int) (string, int, int) {
+	const width = 160
+	r := []rune(shown)
+	if len(r) <= width {
+		return shown, from, to
+	}
+	lo := max(min(from-width/4, len(r)-width), 0)
+	hi := min(lo+width, len(r))
+	cut := append([]rune(nil), r[lo:hi]...)
+	if lo > 0 {
+		cut[0] = '…'
+	}
+	if hi < len(r) {
+		cut[len(cut)-1] = '…'
+	}
+	return string(cut), from - lo, min(to-lo, len(cut))
 }
 
 // plain replaces what could steer a terminal.
@@ -206,12 +226,20 @@ func WriteDiagnosticsJSON(w io.Writer, diags hcl.Diagnostics) error {
 }
 
 // Format answers src, a file called path in messages, in canonical form: indented
-// by two spaces, equals signs aligned, comments kept. A file with syntax errors is
+// by two spaces, equals signs aligned, comments kept; JSON keeps its order. A file with syntax errors is
 // answered as it is, with the errors.
 func Format(path string, src []byte) ([]byte, hcl.Diagnostics) {
-	l := &loader{path: path}
+	l := &loader{path: path, json: isJSON(path)}
 	if l.parse(src); l.diags.HasErrors() {
 		return src, tidy(l.diags)
+	}
+	if l.json {
+		var b bytes.Buffer
+		if json.Indent(&b, bytes.TrimSpace(src), "", "  ") != nil {
+			return src, nil // not after a parser that stands on the same package
+		}
+		b.WriteByte('\n')
+		return b.Bytes(), nil
 	}
 	out := hclwrite.Format(src)
 	for range 4 { // one pass leaves a few rare forms that the next one changes

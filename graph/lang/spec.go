@@ -206,7 +206,7 @@ func (l *loader) vips(bs hcl.Blocks) {
 		for _, p := range c.Ports {
 			v.Ports = append(v.Ports, state.PortRange(p))
 		}
-		if a := c.Address.Addr(); c.Address.IsSingleIP() && (a.IsUnspecified() || a.IsMulticast()) {
+		if a := c.Address.Addr(); a.IsMulticast() || c.Address.IsSingleIP() && a.IsUnspecified() {
 			l.fault(l.at(key+".address", key), "Address cannot be used", "%s is no address of a single host. Write a unicast address without a zone.", a)
 			l.faulty[key] = true
 		}
@@ -322,11 +322,11 @@ func (l *loader) checkServices() {
 		var ranges []use
 		for _, u := range us {
 			if f, twice := exact[u.PortRange]; twice {
-				what := portText(u.PortRange)
+				what := "port " + portText(u.PortRange)
 				if u.Lo == 0 && u.Hi == 65535 {
 					what = "every port"
 				}
-				l.fault(u.at, "Service declared twice", "%s, protocol %s, port %s belongs to vip %q already, at %s. Leave it out of one.", addressText(k.prefix), protocolText(k.proto), what, f.vip, where(f.at))
+				l.fault(u.at, "Service declared twice", "%s, protocol %s, %s belongs to vip %q already, at %s. Leave it out of one.", addressText(k.prefix), protocolText(k.proto), what, f.vip, where(f.at))
 				continue
 			}
 			exact[u.PortRange] = u
@@ -374,6 +374,7 @@ func (l *loader) checkLockOut() {
 			lengths[v.Prefix.Bits()] = true
 		}
 	}
+	told := map[netip.Addr]bool{}
 	for _, p := range l.file.Spec.Pools {
 		for _, b := range p.Backends {
 			for n := b.Address.BitLen(); n >= 0; n-- {
@@ -385,9 +386,10 @@ func (l *loader) checkLockOut() {
 					continue
 				}
 				vip, covered := vips[prefix]
-				if !covered {
+				if !covered || told[b.Address] {
 					continue
 				}
+				told[b.Address] = true
 				key := "pool." + p.Name + "." + b.Name
 				at := l.at(key+".address", key)
 				if prefix.IsSingleIP() {
