@@ -31,6 +31,10 @@ func Check(f *File) hcl.Diagnostics {
 	for _, g := range f.Graphs {
 		for _, n := range g.Nodes {
 			single(n)
+			if need := n.Kind.Cores(n.Config); g.Cores > 0 && need > g.Cores {
+				says.err("Too few cores", &n.Range, "%s works with %d cores, and graph %q has %d. Set cores to %d or more, or leave it out.",
+					n, need, g.Name, g.Cores, need)
+			}
 		}
 		a, diags := Analyze(g)
 		says.list = append(says.list, diags...)

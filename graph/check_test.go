@@ -71,11 +71,11 @@ func instance(t testing.TB, kind, name string, at hcl.Range, body hcl.Body) *g.I
 func loadGraph(t testing.TB, f *g.File, b *hclsyntax.Block) *g.Graph {
 	t.Helper()
 	gr := &g.Graph{Name: b.Labels[0], Plane: map[string]g.Plane{"graph": g.PacketPlane, "stream": g.StreamPlane}[b.Type], GraphConfig: g.GraphDefaults(), Range: b.DefRange()}
-	if a := b.Body.Attributes["network_mtu"]; a != nil {
-		v, _ := a.Expr.Value(nil)
-		n, _ := v.AsBigFloat().Int64()
-		gr.NetworkMTU = int(n)
-		f.Places["graph."+gr.Name+".network_mtu"] = a.Expr.Range()
+	if diags := conf.DecodeBlock(b.AsHCLBlock(), nil, &gr.GraphConfig, conf.Options{
+		Skip:  []string{"path", "node"},
+		Place: func(path string, at hcl.Range) { f.Places["graph."+gr.Name+"."+path] = at },
+	}); diags.HasErrors() {
+		t.Fatal(diags)
 	}
 	bodies := map[string]*hclsyntax.Block{}
 	var paths []*hclsyntax.Attribute
