@@ -12,6 +12,7 @@ import (
 	"math/bits"
 	"net"
 	"net/netip"
+	"slices"
 	"time"
 	"unsafe"
 
@@ -103,16 +104,9 @@ func (p *Port) open(o Options) error {
 	if o.Log == nil {
 		o.Log = zap.NewNop()
 	}
-	dev, err := net.InterfaceByName(o.Interface)
+	dev, err := device(o.Interface)
 	if err != nil {
-		if ifaces, e := net.Interfaces(); e == nil {
-			for _, i := range ifaces {
-				if i.Name == o.Interface {
-					return err
-				}
-			}
-		}
-		return ErrNoInterface
+		return err
 	}
 	n, err := receiveQueues(o.Interface)
 	if err != nil {
@@ -147,14 +141,8 @@ func (p *Port) open(o Options) error {
 		p.info.Mode = string(p.prog.Mode) + ", copy"
 	}
 	copy(p.info.MAC[:], dev.HardwareAddr)
-	if addrs, err := dev.Addrs(); err == nil {
-		for _, a := range addrs {
-			if n, ok := a.(*net.IPNet); ok {
-				if x, ok := netip.AddrFromSlice(n.IP); ok {
-					p.info.Addrs = append(p.info.Addrs, x.Unmap())
-				}
-			}
-		}
+	if p.info.Addrs, err = addresses(dev); err != nil {
+		return err
 	}
 	if p.prog.Refused != nil {
 		o.Log.Warn("native XDP is not to be had", zap.String("interface", o.Interface), zap.Error(p.prog.Refused))
@@ -283,6 +271,59 @@ func mapRing[T desc | uint64](r *ring[T], fd int, at int64, o offsets, size int)
 	}
 	*r = place[T](mem, o, size)
 	return nil
+}
+
+// device finds an interface.
+func device(name string) (*net.Interface, error) {
+	dev, err := net.InterfaceByName(name)
+	if err == nil {
+		return dev, nil
+	}
+	// That error does not tell an unknown name from a failure.
+	if all, e := net.Interfaces(); e != nil {
+		return nil, e
+	} else if slices.ContainsFunc(all, func(i net.Interface) bool { return i.Name == name }) {
+		return nil, err
+	}
+	return nil, ErrNoInterface
+}
+
+func addresses(dev *net.Interface) (all []netip.Addr, err error) {
+	addrs, err := dev.Addrs()
+	for _, a := range addrs {
+		if n, ok := a.(*net.IPNet); ok {
+			if x, ok := netip.AddrFromSlice(n.IP); ok {
+				all = append(all, x.Unmap())
+			}
+		}
+	}
+	return all, err
+}
+
+// Queues answers how many receive queues an interface works with.
+func Queues(name string) (int, error) {
+	_, err := device(name)
+	n := 0
+	if err == nil {
+		n, err = receiveQueues(name)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("interface %s: %w", name, err)
+	}
+	return n, nil
+}
+
+// Addresses answers an interface's addresses, in the kernel's order.
+func Addresses(name string) ([]netip.Addr, error) {
+	dev, err := device(name)
+	var all []netip.Addr
+	if err == nil {
+		all, err = addresses(dev)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("interface %s: %w", name, err)
+	}
+	return all, nil
 }
 
 // receiveQueues answers how many receive queues an interface works with.

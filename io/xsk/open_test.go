@@ -583,3 +583,111 @@ func TestForeignProgram(t *testing.T) {
 		c.until("a packet is received", func() bool { return c.got >= 1 })
 	})
 }
+
+// Each thing that can stand in the way is told apart and leaves nothing behind.
+func TestRefusals(t *testing.T) {
+	l := newLab(t, 1, 1500)
+	m := memory(t, 256, 2048)
+	prog := program(t)
+	heap, err := umem.Heap(256, 2048)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name string
+		o    Options
+		want error // nil is any
+		text string
+	}{
+		{"unknown interface", Options{Interface: "nothere"}, ErrNoInterface, "interface nothere: no such interface"},
+		{"too many queues", Options{Queues: 2}, ErrQueues, "2 wanted, it has 1"},
+		{"ring", Options{Ring: 100}, nil, "power of two"},
+		{"heap", Options{Memory: heap}, nil, "memory that the kernel can share"},
+	} {
+		if c.o.Memory == nil {
+			c.o.Memory = m
+		}
+		c.o.Program = prog
+		_, err := l.open(c.o)
+		if err == nil || c.want != nil && !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.text) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%s: %v", c.name, err)
+		}
+	}
+	l.balancer.Do(func() {
+		if n, err := Queues("b0"); n != 1 || err != nil {
+			t.Errorf("%d queues, %v", n, err)
+		}
+		if _, err := Queues("nothere"); !errors.Is(err, ErrNoInterface) {
+			t.Errorf("%v", err)
+		}
+		if a, err := Addresses("b0"); len(a) < 2 || a[1] != netip.MustParseAddr("fd01::2") || err != nil {
+			t.Errorf("%v, %v", a, err)
+		}
+		if _, err := Addresses("nothere"); !errors.Is(err, ErrNoInterface) {
+			t.Errorf("%v", err)
+		}
+	})
+	// Nothing is in the way of an open that does work.
+	l.mustOpen(Options{Ring: 64, Memory: m, Program: prog})
+}
+
+// The other end of a veth pair has more transmit queues than this one receives by.
+func TestFewerQueuesThanThePeer(t *testing.T) {
+	l := &lab{t: t, client: netnstest.New(t), balancer: netnstest.New(t)}
+	netnstest.Veth(netnstest.End{NS: l.client, Name: "c0", Queues: 4}, netnstest.End{NS: l.balancer, Name: "b0", Queues: 2})
+	m := memory(t, 256, 2048)
+	if _, err := l.open(Options{Mode: bpf.Native, Ring: 64, Memory: m, Program: program(t)}); !errors.Is(err, ErrQueues) {
+		t.Errorf("%v", err)
+	}
+	p := l.mustOpen(Options{Ring: 64, Memory: m, Program: program(t)})
+	if p.Info().Mode != "generic, copy" {
+		t.Errorf("mode %s", p.Info().Mode)
+	}
+}
+
+// Without privilege there is one clear error.
+func TestPrivilege(t *testing.T) {
+	l := newLab(t, 1, 1500)
+	m := memory(t, 256, 2048)
+	prog := program(t)
+	var open, load error
+	l.balancer.Do(func() {
+		// Capabilities are the thread's alone.
+		head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+		var old, none [2]unix.CapUserData
+		if err := unix.Capget(&head, &old[0]); err != nil {
+			t.Error(err)
+			return
+		}
+		none = old
+		none[0].Effective, none[1].Effective = 1<<unix.CAP_SYS_ADMIN, 0 // to leave the namespace
+		if err := unix.Capset(&head, &none[0]); err != nil {
+			t.Error(err)
+			return
+		}
+		_, open = Open(Options{Interface: "b0", Ring: 64, Memory: m, Program: prog})
+		if err := unix.Capset(&head, &old[0]); err != nil {
+			t.Error(err)
+		}
+	})
+	l.balancer.Do(func() {
+		head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+		var old, none [2]unix.CapUserData
+		_ = unix.Capget(&head, &old[0])
+		none = old
+		// Loading needs CAP_BPF or CAP_SYS_ADMIN.
+		none[0].Effective, none[1].Effective = 0, 0
+		_ = unix.Capset(&head, &none[0])
+		var a *bpf.Admission
+		if a, load = bpf.NewAdmission(); load == nil {
+			_ = a.Close()
+		}
+		_ = unix.Capset(&head, &old[0])
+	})
+	if !errors.Is(open, ErrPrivilege) {
+		t.Errorf("opening: %v", open)
+	}
+	if !errors.Is(load, ErrPrivilege) {
+		t.Errorf("loading: %v", load)
+	}
+}
