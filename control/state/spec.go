@@ -16,11 +16,11 @@ type Spec struct {
 type PoolSpec struct {
 	Name         string
 	Backends     []BackendSpec
-	TableSize    int    // slots of the Maglev table, a prime from 251 to 1000003
-	HashSeed     uint64 // mixed into the selection hash
-	Health       string // name of the health block, or ""
-	FailOpen     bool   // with no usable backend, use all
-	RemovalGrace time.Duration
+	TableSize    int           // slots of the Maglev table, a prime from 251 to 1000003
+	HashSeed     uint64        // mixed into the selection hash
+	Health       string        // name of the health block, or ""
+	FailOpen     bool          // with no usable backend, use all
+	RemovalGrace time.Duration // for which a removed backend keeps its flows
 }
 
 // BackendSpec is one backend of a pool.

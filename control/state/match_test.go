@@ -1,0 +1,185 @@
+package state
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"testing"
+
+	"github.com/lbgraph/lbgraph/io/packet"
+)
+
+// slowMatch is the documentation of Match as a loop.
+func slowMatch(rules []rule, dst netip.Addr, proto uint8, port uint16) (uint32, Verdict) {
+	longest := -1
+	for _, r := range rules {
+		if r.prefix.Contains(dst) {
+			longest = max(longest, r.prefix.Bits())
+		}
+	}
+	if longest < 0 {
+		return 0, NotVIP
+	}
+	var best *rule
+	leave := true
+	for i := range rules {
+		r := &rules[i]
+		if !r.prefix.Contains(dst) || r.prefix.Bits() != longest {
+			continue
+		}
+		leave = leave && r.leave
+		if r.proto != 0 && r.proto != proto || port < r.lo || port > r.hi {
+			continue
+		}
+		better := best == nil
+		if !better {
+			switch {
+			case (r.proto != 0) != (best.proto != 0):
+				better = r.proto != 0
+			case r.hi-r.lo != best.hi-best.lo:
+				better = r.hi-r.lo < best.hi-best.lo
+			default:
+				better = r.lo < best.lo
+			}
+		}
+		if better {
+			best = r
+		}
+	}
+	switch {
+	case best != nil:
+		return best.service, Served
+	case leave:
+		return 0, Leave
+	}
+	return 0, WrongPort
+}
+
+func TestMatchEqualsItsDocumentation(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 1))
+	prefixes := []netip.Prefix{
+		netip.MustParsePrefix("203.0.113.10/32"), netip.MustParsePrefix("203.0.113.11/32"), netip.MustParsePrefix("203.0.113.8/30"),
+		netip.MustParsePrefix("203.0.113.0/24"), netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("2001:db8::10/128"),
+		netip.MustParsePrefix("2001:db8::/64"), netip.MustParsePrefix("2001:db8::/32"), netip.MustParsePrefix("2001:db8::8/125"), netip.MustParsePrefix("::/0"),
+	}
+	dsts := []netip.Addr{}
+	for _, a := range []string{"203.0.113.10", "203.0.113.11", "203.0.113.9", "203.0.113.200", "8.8.8.8", "2001:db8::10", "2001:db8::f", "2001:db8::99", "2001:db8:1::1", "2400::1"} {
+		dsts = append(dsts, netip.MustParseAddr(a))
+	}
+	verdicts := map[Verdict]int{}
+	for round := range 400 {
+		var rules []rule
+		for range r.IntN(12) {
+			q := rule{prefix: prefixes[r.IntN(len(prefixes))], proto: []uint8{0, 6, 17}[r.IntN(3)], leave: r.IntN(3) > 0}
+			q.lo = uint16(r.IntN(12))
+			switch r.IntN(3) {
+			case 0:
+				q.hi = q.lo
+			case 1:
+				q.hi = q.lo + uint16(r.IntN(6))
+			default:
+				q.lo, q.hi = 0, 65535
+			}
+			// Of two equal rules the earlier wins; the loop's tie-break is the same.
+			q.service = uint32(len(rules) + 1)
+			rules = append(rules, q)
+		}
+		m := newMatcher(rules)
+		for _, d := range dsts {
+			for _, proto := range []uint8{6, 17, 47} {
+				for port := range uint16(20) {
+					got, v := m.Match(packet.AddrOf(d), proto, port)
+					want, wv := slowMatch(rules, d, proto, port)
+					if got != want || v != wv {
+						t.Fatalf("round %d: Match(%s, %d, %d) = %d %d, want %d %d of %+v", round, d, proto, port, got, v, want, wv, rules)
+					}
+					verdicts[v]++
+				}
+			}
+			if got, want := m.MatchAddr(packet.AddrOf(d)), func() bool { _, v := slowMatch(rules, d, 6, 0); return v != NotVIP }(); got != want {
+				t.Fatalf("MatchAddr(%s) = %v", d, got)
+			}
+		}
+	}
+	for v := NotVIP; v <= Leave; v++ {
+		if verdicts[v] == 0 {
+			t.Errorf("verdict %d never came up", v)
+		}
+	}
+}
+
+func TestMatchNothing(t *testing.T) {
+	for _, m := range []*Matcher{nil, {}, newMatcher(nil)} {
+		if _, v := m.Match(packet.Addr4(1), 6, 80); v != NotVIP || m.MatchAddr(packet.Addr4(1)) {
+			t.Error("an empty matcher matches")
+		}
+	}
+}
+
+func manyRules(n int) []rule {
+	rules := make([]rule, n)
+	for i := range rules {
+		a := netip.AddrFrom4([4]byte{203, 0, byte(i >> 8), byte(i)})
+		rules[i] = rule{prefix: netip.PrefixFrom(a, 32), proto: 6, lo: 443, hi: 443, service: uint32(i + 1)}
+	}
+	return rules
+}
+
+func TestMatchAllocatesNothing(t *testing.T) {
+	m := newMatcher(append(manyRules(100), rule{prefix: netip.MustParsePrefix("198.51.100.0/24"), hi: 65535, service: 999}))
+	a, b := packet.Addr4(0xcb000001), packet.AddrOf(netip.MustParseAddr("198.51.100.1"))
+	if n := testing.AllocsPerRun(100, func() {
+		m.Match(a, 6, 443)
+		m.Match(b, 17, 53)
+		m.MatchAddr(b)
+	}); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+func TestManyPortsOnOnePrefix(t *testing.T) {
+	var rules []rule
+	for p := range 65536 {
+		rules = append(rules, rule{prefix: netip.MustParsePrefix("203.0.113.0/24"), proto: 6, lo: uint16(p), hi: uint16(p), service: uint32(p + 1)})
+	}
+	m := newMatcher(append(rules, rule{prefix: netip.MustParsePrefix("203.0.113.0/24"), hi: 65535, service: 100000}))
+	for _, p := range []uint16{0, 1, 80, 65535} {
+		if s, v := m.Match(packet.Addr4(0xcb007105), 6, p); s != uint32(p)+1 || v != Served {
+			t.Errorf("port %d: service %d, verdict %d", p, s, v)
+		}
+		if s, v := m.Match(packet.Addr4(0xcb007105), 17, p); s != 100000 || v != Served {
+			t.Errorf("UDP port %d: service %d, verdict %d", p, s, v)
+		}
+	}
+}
+
+func BenchmarkMatch(b *testing.B) {
+	for _, n := range []int{1, 100, 10000} {
+		m := newMatcher(manyRules(n))
+		b.Run(fmt.Sprintf("vips=%d/exact", n), func(b *testing.B) {
+			x, sum := uint32(1), uint32(0)
+			for b.Loop() {
+				x = x*1664525 + 1013904223
+				s, _ := m.Match(packet.Addr4(0xcb000000+packet.Reduce(uint64(x)<<32, uint32(n))), 6, 443)
+				sum += s
+			}
+			if sum == 0 {
+				b.Fatal("nothing matched")
+			}
+		})
+	}
+	m := newMatcher([]rule{{prefix: netip.MustParsePrefix("203.0.0.0/16"), lo: 0, hi: 65535, service: 1}})
+	b.Run("prefix", func(b *testing.B) {
+		for b.Loop() {
+			if _, v := m.Match(packet.Addr4(0xcb000102), 6, 443); v != Served {
+				b.Fatal("no match")
+			}
+		}
+	})
+	big := manyRules(10000)
+	b.Run("build/vips=10000", func(b *testing.B) {
+		for b.Loop() {
+			newMatcher(big)
+		}
+	})
+}
