@@ -23,8 +23,8 @@ import (
 var update = flag.Bool("update", false, "write the golden files anew")
 
 // load reads what these tests need of a file, without the language around it:
-// graphs with paths and nodes, control blocks without arguments, and of VIPs the
-// address.
+// graphs with paths and nodes, control blocks without arguments, and the names of
+// pools and addresses of VIPs.
 func load(t testing.TB, path string) *g.File {
 	t.Helper()
 	src, err := os.ReadFile(path)
@@ -44,6 +44,8 @@ func load(t testing.TB, path string) *g.File {
 			v, _ := b.Body.Attributes["address"].Expr.Value(nil)
 			a := netip.MustParseAddr(v.AsString())
 			f.Spec.VIPs = append(f.Spec.VIPs, state.VIPSpec{Name: b.Labels[0], Prefix: netip.PrefixFrom(a, a.BitLen())})
+		case "pool":
+			f.Spec.Pools = append(f.Spec.Pools, state.PoolSpec{Name: b.Labels[0]})
 		default:
 			f.Controls = append(f.Controls, instance(t, b.Type, b.Type, b.DefRange(), nil))
 		}

@@ -8,8 +8,8 @@ import (
 )
 
 // The catalogue, as far as the checker sees it: kinds that move nothing. The real
-// ones register under the same names, so these tests cannot import them; a test
-// beside the real ones compares.
+// ones register under the same names, so these tests cannot import them; the tests
+// of nodes/all check the same files with these.
 
 type stub struct {
 	Interface string `hcl:"interface,optional" doc:"network interface"`
@@ -105,7 +105,7 @@ func init() {
 	register(g.Def[stub]{Kind: "pcap-tx"})
 	register(g.Def[stub]{Kind: "drop"})
 	register(g.Def[stub]{Kind: "punt", Forbids: g.Backend | g.Sent, Outputs: drops("no_punt")})
-	for _, kind := range []string{"metrics", "bgp", "health"} {
+	for _, kind := range []string{"metrics", "admin"} {
 		g.Register(g.Def[stub]{Kind: kind, Summary: "stands in for " + kind, Single: kind == "metrics",
 			Control: func(stub, *g.Env) (g.Control, error) { return nil, errors.New("a stub") }})
 	}

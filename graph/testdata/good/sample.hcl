@@ -17,8 +17,19 @@ graph "edge" {
   node "xdp-tx" "tx" {}
 }
 
-vip "web" { address = "203.0.113.80" }
-vip "web6" { address = "2001:db8::80" }
+pool "web" {
+  backend "web-1" { address = "10.0.1.1" }
+}
+
+vip "web" {
+  address = "203.0.113.80"
+  pool    = pool.web
+}
+
+vip "web6" {
+  address = "2001:db8::80"
+  pool    = pool.web
+}
+
 metrics {}
-bgp {}
-health {}
+admin {}

@@ -18,4 +18,11 @@ graph "edge" {
   node "xdp-tx" "tx" {}
 }
 
-vip "web6" { address = "2001:db8::80" }
+pool "web" {
+  backend "web-1" { address = "10.0.1.1" }
+}
+
+vip "web6" {
+  address = "2001:db8::80"
+  pool    = pool.web
+}
