@@ -2,5 +2,6 @@
 package all
 
 import (
+	_ "github.com/lbgraph/lbgraph/control/admin"
 	_ "github.com/lbgraph/lbgraph/control/metrics"
 )

@@ -1,0 +1,32 @@
+package daemon
+
+import (
+	"fmt"
+
+	"github.com/lbgraph/lbgraph/graph"
+	"github.com/lbgraph/lbgraph/io/mem"
+	"github.com/lbgraph/lbgraph/io/pcap"
+	"github.com/lbgraph/lbgraph/runtime"
+)
+
+// pcapDriver opens captures: one file to receive from, or one to send to.
+type pcapDriver struct{}
+
+// Queues is part of runtime.Driver.
+func (pcapDriver) Queues(graph.PortSpec) (int, error) { return 1, nil }
+
+// Open is part of runtime.Driver.
+func (pcapDriver) Open(s graph.PortSpec, m runtime.Memory, chunk, rings int) (graph.Port, error) {
+	cfg := mem.Config{Mem: m.Bytes(), Chunk: chunk, Rings: rings}
+	var p *pcap.Port
+	var err error
+	if s.Write {
+		p, err = pcap.OpenWrite(s.Name, cfg)
+	} else {
+		p, err = pcap.OpenRead([]string{s.Name}, cfg)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("capture %s: %w", s.Name, err)
+	}
+	return p, nil
+}

@@ -1,0 +1,184 @@
+package daemon
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+
+	"go.uber.org/zap"
+
+	"github.com/lbgraph/lbgraph/control/state"
+	"github.com/lbgraph/lbgraph/graph"
+	"github.com/lbgraph/lbgraph/io/bpf"
+	"github.com/lbgraph/lbgraph/io/umem"
+	"github.com/lbgraph/lbgraph/io/xsk"
+	"github.com/lbgraph/lbgraph/runtime"
+)
+
+// xdpDriver opens interfaces, each with an admission program of its own, and keeps
+// their rules.
+type xdpDriver struct {
+	replace bool
+	log     *zap.Logger
+
+	mu    sync.Mutex
+	spec  state.Spec
+	ports []*xdpPort
+}
+
+type xdpPort struct {
+	*xsk.Port
+	program *bpf.Admission
+	rules   *bpf.Rules // prepared and not yet in force
+}
+
+// Close closes the sockets, and the program after them.
+func (p *xdpPort) Close() error { return errors.Join(p.Port.Close(), p.program.Close()) }
+
+// Queues is part of runtime.Driver.
+func (d *xdpDriver) Queues(s graph.PortSpec) (int, error) {
+	n, err := xsk.Queues(s.Name)
+	if err != nil {
+		return 0, err
+	}
+	if s.Queues > 0 {
+		n = s.Queues
+	}
+	return n, nil
+}
+
+// Open is part of runtime.Driver.
+func (d *xdpDriver) Open(s graph.PortSpec, m runtime.Memory, _, rings int) (graph.Port, error) {
+	mem, ok := m.(*umem.Memory)
+	if !ok {
+		return nil, fmt.Errorf("interface %s: frames must stand in memory that the kernel can share", s.Name)
+	}
+	mode, err := bpf.ParseMode(s.Mode)
+	if err != nil {
+		return nil, err
+	}
+	program, err := bpf.NewAdmission()
+	if err != nil {
+		return nil, fmt.Errorf("interface %s: %w", s.Name, err)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	// The rules stand before the program does.
+	addrs, err := xsk.Addresses(s.Name)
+	if err == nil {
+		var rules *bpf.Rules
+		if rules, err = bpf.RulesOf(d.spec, prefixes(addrs)); err == nil {
+			err = program.Update(rules)
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("interface %s: %w", s.Name, errors.Join(err, program.Close()))
+	}
+	p, err := xsk.Open(xsk.Options{
+		Interface: s.Name, Queues: s.Queues, Mode: mode, Ring: rings, Memory: mem, Program: program, Replace: d.replace, Log: d.log,
+	})
+	if err != nil {
+		return nil, errors.Join(err, program.Close())
+	}
+	x := &xdpPort{Port: p, program: program}
+	d.ports = append(d.ports, x)
+	return x, nil
+}
+
+func prefixes(addrs []netip.Addr) (ps []netip.Prefix) {
+	for _, a := range addrs {
+		ps = append(ps, netip.PrefixFrom(a, a.BitLen()))
+	}
+	return ps
+}
+
+// prepare builds the rules of a new file, so that what is wrong with them shows
+// before anything changes.
+func (d *xdpDriver) prepare(spec state.Spec) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, p := range d.ports {
+		r, err := bpf.RulesOf(spec, prefixes(p.Info().Addrs))
+		if err != nil {
+			return err
+		}
+		p.rules = r
+	}
+	return nil
+}
+
+// update brings prepared rules into force.
+func (d *xdpDriver) update(spec state.Spec) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.spec = spec
+	var errs []error
+	for _, p := range d.ports {
+		if err := p.program.Update(p.rules); err != nil {
+			errs = append(errs, fmt.Errorf("interface %s: %w", p.Info().Name, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// attached is nil while every program stands on its interface.
+func (d *xdpDriver) attached() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, p := range d.ports {
+		if !p.Attached() {
+			return fmt.Errorf("interface %s: the XDP program is gone", p.Info().Name)
+		}
+	}
+	return nil
+}
+
+// addTo adds what the XDP programs dropped to the counts of the graph whose ports
+// they are: the reason's output of the first node that has it, else of the source.
+func (d *xdpDriver) addTo(s *graph.Stats) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, info := range s.Ports {
+		for _, p := range d.ports {
+			if p.Info().Name != info.Name {
+				continue
+			}
+			c, err := p.program.Counts()
+			if err != nil {
+				d.log.Warn("the XDP program does not answer", zap.String("interface", info.Name), zap.Error(err))
+				continue
+			}
+			for reason, n := range c.Dropped {
+				if n.Packets > 0 {
+					addDrop(s, reason.String(), n)
+				}
+			}
+		}
+	}
+}
+
+func addDrop(s *graph.Stats, reason string, n bpf.Count) {
+	s.Received += n.Packets
+	s.ReceivedBytes += n.Bytes
+	s.Dropped += n.Packets
+	for i := range s.Nodes {
+		for o := range s.Nodes[i].Outputs {
+			if out := &s.Nodes[i].Outputs[o]; out.Drop && out.Name == reason {
+				out.Packets += n.Packets
+				out.Bytes += n.Bytes
+				return
+			}
+		}
+	}
+	if len(s.Nodes) > 0 {
+		s.Nodes[0].Outputs = append(s.Nodes[0].Outputs, graph.OutputStats{Name: reason, Drop: true, Packets: n.Packets, Bytes: n.Bytes})
+	}
+}
+
+// close forgets the ports; the engines have closed them.
+func (d *xdpDriver) close() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.ports = nil
+}
