@@ -295,7 +295,7 @@ func (d *dot) state(f *File) {
 		lines = append(lines[:8], fmt.Sprintf("and %d more", more))
 	}
 	d.line("")
-	d.line("  state [shape=cylinder, style=filled, label=%s, fillcolor=%q, color=%q];", rich(append([]string{"state"}, lines...)...), colours["choose"][0], colours["choose"][1])
+	d.line("  state [shape=cylinder, style=filled, margin=\"0.16,0.14\", label=%s, fillcolor=%q, color=%q];", rich(append([]string{"state"}, lines...)...), colours["choose"][0], colours["choose"][1])
 	if d.middle != "" {
 		d.line("  { rank=same; state; %s; }", d.middle)
 	}
