@@ -23,8 +23,8 @@ import (
 type Options struct {
 	Version string
 	Log     *zap.Logger
-	// Drivers replaces or adds drivers by name; those of the package are "xdp" and
-	// "pcap".
+	// Drivers replaces or adds drivers by name; those of the package are "xdp",
+	// "pcap" and "gen".
 	Drivers map[string]runtime.Driver
 	// Replace takes an XDP program of somebody else off the interfaces.
 	Replace bool
@@ -72,7 +72,7 @@ func New(f *graph.File, o Options) (d *Daemon, err error) {
 		return d, err
 	}
 	d.xdp = &xdpDriver{spec: f.Spec, replace: o.Replace, log: o.Log}
-	drivers := map[string]runtime.Driver{"xdp": d.xdp, "pcap": pcapDriver{}}
+	drivers := map[string]runtime.Driver{"xdp": d.xdp, "pcap": pcapDriver{}, "gen": genDriver{}}
 	for name, driver := range o.Drivers {
 		drivers[name] = driver
 	}

@@ -1,9 +1,11 @@
 package daemon
 
 import (
+	"encoding/json"
 	"fmt"
 
 	"github.com/lbgraph/lbgraph/graph"
+	"github.com/lbgraph/lbgraph/io/gen"
 	"github.com/lbgraph/lbgraph/io/mem"
 	"github.com/lbgraph/lbgraph/io/pcap"
 	"github.com/lbgraph/lbgraph/runtime"
@@ -29,4 +31,19 @@ func (pcapDriver) Open(s graph.PortSpec, m runtime.Memory, chunk, rings int) (gr
 		return nil, fmt.Errorf("capture %s: %w", s.Name, err)
 	}
 	return p, nil
+}
+
+// genDriver opens sources of made-up traffic; PortSpec.Args is a gen.Config as JSON.
+type genDriver struct{}
+
+// Queues is part of runtime.Driver.
+func (genDriver) Queues(s graph.PortSpec) (int, error) { return max(1, s.Queues), nil }
+
+// Open is part of runtime.Driver.
+func (genDriver) Open(s graph.PortSpec, m runtime.Memory, chunk, rings int) (graph.Port, error) {
+	var c gen.Config
+	if err := json.Unmarshal([]byte(s.Args), &c); err != nil {
+		return nil, fmt.Errorf("traffic of %s: %w", s.Name, err)
+	}
+	return gen.Open(s.Name, c, max(1, s.Queues), mem.Config{Mem: m.Bytes(), Chunk: chunk, Rings: rings})
 }
