@@ -16,8 +16,8 @@ func newNodes(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "nodes",
 		Short: "List the kinds of node and control block",
-		Long: `Lists the kinds that this build knows, plane by plane, with what each needs of a
-packet and what it gives. See lbgraph explain KIND for one of them.`,
+		Long: `Lists the kinds that this build knows, plane by plane. See lbgraph explain KIND for
+one of them; -o json has all that explain says of each.`,
 		Example: `  lbgraph nodes
   lbgraph nodes -o json | jq -r '.[].kind'`,
 		Args: takes(),
