@@ -7,6 +7,7 @@ import (
 	_ "github.com/lbgraph/lbgraph/nodes/packet/gue-encap"
 	_ "github.com/lbgraph/lbgraph/nodes/packet/ipip-encap"
 	_ "github.com/lbgraph/lbgraph/nodes/packet/mss-clamp"
+	_ "github.com/lbgraph/lbgraph/nodes/packet/mtu-check"
 	_ "github.com/lbgraph/lbgraph/nodes/packet/parse"
 	_ "github.com/lbgraph/lbgraph/nodes/packet/pcap-rx"
 	_ "github.com/lbgraph/lbgraph/nodes/packet/pcap-tx"

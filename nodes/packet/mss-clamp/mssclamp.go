@@ -28,7 +28,8 @@ func init() {
 			inserted:  {Name: "inserted", Doc: "SYNs that were given an MSS option"},
 			malformed: {Name: "malformed", Doc: "SYNs with options that do not parse, left as they are"},
 		},
-		Headroom: optionLen,
+		Headroom:      optionLen,
+		TakesOverhead: true,
 		Packets: func(c Config, env *graph.Env) (graph.Maker, error) {
 			return func(core graph.Core) (graph.Node, error) { return &worker{core, env, c.Insert}, nil }, nil
 		},
