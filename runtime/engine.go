@@ -36,7 +36,8 @@ type Options struct {
 	Drivers map[string]Driver
 	// Memory makes the memory for frames of chunk bytes.
 	Memory func(frames, chunk int) (Memory, error)
-	// Clock answers monotonic nanoseconds. The default is the machine's.
+	// Clock answers monotonic nanoseconds. The default is since 1970 by the machine's
+	// clock at the program's start, so that captures carry a date.
 	Clock func() int64
 	// Kernel takes a frame for the kernel; nil where there is no way to it. It is
 	// called by all loops.
@@ -89,7 +90,7 @@ var clockBase = time.Now()
 // Start. On error nothing stays open.
 func New(g *graph.Graph, opts Options) (e *Engine, err error) {
 	if opts.Clock == nil {
-		opts.Clock = func() int64 { return int64(time.Since(clockBase)) }
+		opts.Clock = func() int64 { return clockBase.UnixNano() + int64(time.Since(clockBase)) }
 	}
 	if opts.Log == nil {
 		opts.Log = zap.NewNop()
@@ -326,6 +327,8 @@ func (e *Engine) make(prog *program) (all [][]node, err error) {
 			n := &nodes[i]
 			n.inst, n.targets, n.port, n.source = s.inst, s.targets, uint16(s.port), s.inst.Kind.Source
 			n.core = &core{Loop: l, idx: i, gen: prog.gen}
+			_, made := s.inst.Kind.Frames(s.inst.Config)
+			n.makes = made > 0
 			n.out = make([]packet.Lanes, len(s.inst.Outputs))
 			n.outs = make([]uint64, len(s.inst.Outputs))
 			n.outBytes = make([]uint64, len(s.inst.Outputs))
@@ -370,8 +373,10 @@ func (l *Loop) install(prog *program, nodes []node) (gone []node) {
 			l.tickers = append(l.tickers, i)
 		}
 	}
-	if l.nextTick == 0 {
-		l.nextTick = l.eng.opts.Clock() + tickEvery
+	if was == nil {
+		now := l.eng.opts.Clock()
+		l.nextTick = now + tickEvery
+		l.beat.Store(now)
 	}
 	holds, makes := need(prog.graph)
 	l.reserve = min(holds+makes+2*packet.Size, int(l.own)/2)

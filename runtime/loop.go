@@ -88,6 +88,7 @@ type node struct {
 	out     []packet.Lanes
 	port    uint16
 	source  bool
+	makes   bool // it may make packets
 	after   graph.AfterSender
 	ticker  graph.Ticker
 	arriver graph.Arriver
@@ -353,14 +354,14 @@ func (l *Loop) run(v *packet.Vector, first int) {
 			continue
 		}
 		n.pend, n.visited = 0, in
-		clear(n.out)
-		l.gone = 0
-		var t0 uint64
-		if l.timed {
-			t0 = cycles()
+		if l.obs != nil && n.makes {
+			// A lane at a time, so that the observer knows which packet caused another.
+			for ; in != 0; in &= in - 1 {
+				l.process(v, n, packet.Lane(in.Next()))
+			}
+			continue
 		}
-		n.Process(v, in, n.out)
-		l.account(v, n, in, t0)
+		l.process(v, n, in)
 	}
 	l.dirty = true
 	if done := l.done; done != 0 {
@@ -384,6 +385,18 @@ func (l *Loop) run(v *packet.Vector, first int) {
 	for _, i := range l.afterSenders {
 		l.nodes[i].visited = 0
 	}
+}
+
+// process calls a node and leads its lanes on.
+func (l *Loop) process(v *packet.Vector, n *node, in packet.Lanes) {
+	clear(n.out)
+	l.gone = 0
+	var t0 uint64
+	if l.timed {
+		t0 = cycles()
+	}
+	n.Process(v, in, n.out)
+	l.account(v, n, in, t0)
 }
 
 // account counts a node's call and leads its lanes on.

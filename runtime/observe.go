@@ -25,7 +25,9 @@ func (e Ending) String() string { return [...]string{"sent", "dropped", "kernel"
 type Observer interface {
 	// Received: lanes of v were received by the source.
 	Received(core int, source *graph.Instance, v *packet.Vector, lanes packet.Lanes)
-	// Visited: a node has processed lanes of v.
+	// Visited: a node has processed lanes of v. A node that makes packets processes
+	// one lane at a time while it is observed: what was Made since the Visited before
+	// was made for that lane.
 	Visited(core int, node *graph.Instance, v *packet.Vector, lanes packet.Lanes)
 	// Held: the node keeps the packet for later.
 	Held(core int, node *graph.Instance, r *packet.Record)

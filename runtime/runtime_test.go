@@ -375,6 +375,11 @@ func TestObserver(t *testing.T) {
 	r.tick()
 	r.tick()
 	want(t, "a held frame", strings.Join(o.lines, "; "), "received rx; visited twin; held keeper; visited keeper; ended keeper dropped old")
+	o.lines = nil
+	r.port().Inject(0, frames("c1", "x1", "c2")...)
+	r.settle()
+	want(t, "who made what", strings.Join(o.lines[:7], "; "),
+		"received rx; made twin; visited twin; visited twin; made twin; visited twin; visited keeper")
 	r.Observe(nil)
 }
 
