@@ -3,6 +3,7 @@ package daemon
 import (
 	"encoding/json"
 	"fmt"
+	"strings"
 
 	"github.com/lbgraph/lbgraph/graph"
 	"github.com/lbgraph/lbgraph/io/gen"
@@ -11,11 +12,19 @@ import (
 	"github.com/lbgraph/lbgraph/runtime"
 )
 
-// pcapDriver opens captures: one file to receive from, or one to send to.
+// pcapDriver opens captures: files to receive from, one a queue, or one to send to.
+// The first file is PortSpec.Name; further ones stand in Args, a line each.
 type pcapDriver struct{}
 
+func files(s graph.PortSpec) []string {
+	if s.Args == "" {
+		return []string{s.Name}
+	}
+	return append([]string{s.Name}, strings.Split(s.Args, "\n")...)
+}
+
 // Queues is part of runtime.Driver.
-func (pcapDriver) Queues(graph.PortSpec) (int, error) { return 1, nil }
+func (pcapDriver) Queues(s graph.PortSpec) (int, error) { return len(files(s)), nil }
 
 // Open is part of runtime.Driver.
 func (pcapDriver) Open(s graph.PortSpec, m runtime.Memory, chunk, rings int) (graph.Port, error) {
@@ -25,10 +34,10 @@ func (pcapDriver) Open(s graph.PortSpec, m runtime.Memory, chunk, rings int) (gr
 	if s.Write {
 		p, err = pcap.OpenWrite(s.Name, cfg)
 	} else {
-		p, err = pcap.OpenRead([]string{s.Name}, cfg)
+		p, err = pcap.OpenRead(files(s), cfg)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("capture %s: %w", s.Name, err)
+		return nil, fmt.Errorf("capture: %w", err) // which names the file
 	}
 	return p, nil
 }
