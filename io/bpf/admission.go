@@ -207,6 +207,23 @@ func (a *Admission) write(copy uint32, r *Rules) error {
 		}
 		return slots[r.VIPs[v-1]]
 	}
+	// Half of a map is for the other copy.
+	single := 0
+	for i := range r.targets {
+		single += int(b2u(r.targets[i].prefix.IsSingleIP()))
+	}
+	for _, x := range []struct {
+		what string
+		n    int
+		m    *ebpf.Map
+	}{
+		{"VIP addresses", single, a.addresses}, {"VIP prefixes", len(r.targets) - single, a.prefixes},
+		{"services", len(r.services), a.services}, {"tunnel sources", len(r.tunnels), a.tunnels},
+	} {
+		if most := int(x.m.MaxEntries() / 2); x.n > most {
+			return fmt.Errorf("%d %s; %d is the most", x.n, x.what, most)
+		}
+	}
 	var targets []admissionTarget
 	for i := range r.targets {
 		t := &r.targets[i]
@@ -224,7 +241,7 @@ func (a *Admission) write(copy uint32, r *Rules) error {
 		}
 		w.prefixes = append(w.prefixes, prefixKey(copy, t.prefix))
 		if err := a.prefixes.Put(&w.prefixes[len(w.prefixes)-1], &x); err != nil {
-			return fmt.Errorf("prefix %s: %w", t.prefix, full(err, a.prefixes))
+			return fmt.Errorf("prefix %s: %w", t.prefix, err)
 		}
 	}
 	if err := put(a.addresses, w.addresses, targets); err != nil {
@@ -241,7 +258,7 @@ func (a *Admission) write(copy uint32, r *Rules) error {
 	for _, p := range r.tunnels {
 		w.tunnels = append(w.tunnels, prefixKey(copy, p))
 		if err := a.tunnels.Put(&w.tunnels[len(w.tunnels)-1], uint32(1)); err != nil {
-			return fmt.Errorf("tunnel source %s: %w", p, full(err, a.tunnels))
+			return fmt.Errorf("tunnel source %s: %w", p, err)
 		}
 	}
 	return nil
@@ -252,15 +269,6 @@ func put[K, V any](m *ebpf.Map, keys []K, values []V) error {
 		return nil
 	}
 	_, err := m.BatchUpdate(keys, values, nil)
-	return full(err, m)
-}
-
-// full makes the error of a full map readable.
-func full(err error, m *ebpf.Map) error {
-	if errors.Is(err, unix.E2BIG) || errors.Is(err, unix.ENOSPC) {
-		// Not wrapped: elsewhere ENOSPC means queues.
-		return fmt.Errorf("more than the %d that fit", m.MaxEntries()/2)
-	}
 	return err
 }
 
@@ -305,7 +313,7 @@ func (a *Admission) assign(names []string) (map[string]uint32, error) {
 			next++
 		}
 		if next >= a.vips.MaxEntries() {
-			return nil, fmt.Errorf("more than the %d VIPs that fit", a.vips.MaxEntries()-1)
+			return nil, fmt.Errorf("%d VIPs; %d is the most, those of the rules in force included", len(names), a.vips.MaxEntries()-1)
 		}
 		zero, err := perCPU[admissionVipCount]()
 		if err != nil {
