@@ -317,3 +317,33 @@ func fillRuns(runs []portRun, r portRun) []portRun {
 	}
 	return append(out, runs[i:]...)
 }
+
+// MatchDense matches lanes 0 … n−1 of v that carry a flow of their own (no later
+// fragments, no ICMP), enters their services in v.VIP and answers them. All others
+// keep their VIP column.
+func (m *Matcher) MatchDense(v *packet.Vector, n int) (served packet.Lanes) {
+	if len(m.dests) == 0 {
+		return 0
+	}
+	var at [packet.Size]uint32
+	exact := m.exact
+	mask := uint32(len(exact) - 1)
+	n = min(n, packet.Size)
+	for i := range n {
+		at[i] = exactHash(v.Dst[i], uint32(v.Proto[i])<<16|uint32(v.DPort[i])) & mask
+	}
+	for i := range n {
+		if v.Flags[i]&(packet.Later|packet.ICMP) != 0 {
+			continue
+		}
+		e := &exact[at[i]&mask]
+		if e.port == uint32(v.Proto[i])<<16|uint32(v.DPort[i]) && e.addr == v.Dst[i] && e.service != 0 {
+			v.VIP[i] = e.service
+			served |= packet.Lane(i)
+		} else if s, verdict := m.Match(v.Dst[i], v.Proto[i], v.DPort[i]); verdict == Served {
+			v.VIP[i] = s
+			served |= packet.Lane(i)
+		}
+	}
+	return served
+}
