@@ -3,6 +3,8 @@ package graph
 import (
 	"fmt"
 	"sort"
+
+	"github.com/lbgraph/lbgraph/graph/conf"
 )
 
 // Plane tells what a kind works on.
@@ -185,6 +187,9 @@ func newKind[C any](d Def[C]) (*Kind, error) {
 	}
 	if d.Needs&d.Forbids != 0 {
 		return nil, fmt.Errorf("needs and forbids %s", d.Needs&d.Forbids)
+	}
+	if err := conf.Verify(&d.Defaults); err != nil {
+		return nil, err
 	}
 	k.NewConfig = func() any { c := d.Defaults; return &c }
 	k.CheckConfig = func(c any) error {

@@ -96,6 +96,9 @@ func Read(body hcl.Body, blocks map[string]int) (hcl.Attributes, hcl.Blocks, hcl
 		}
 		return nil, nil, told
 	}
+	sort.SliceStable(content.Blocks, func(i, j int) bool {
+		return Head(content.Blocks[i]).Start.Byte < Head(content.Blocks[j]).Start.Byte
+	})
 	as, diags := rest.JustAttributes()
 	return as, content.Blocks, diags
 }
@@ -116,7 +119,7 @@ func (d *decoder) fault(at hcl.Range, summary, detail string, args ...any) {
 }
 
 func (d *decoder) at(path string, at hcl.Range) {
-	if d.place != nil {
+	if d.place != nil && path != "" {
 		d.place(path, at)
 	}
 }
@@ -453,7 +456,11 @@ func (d *decoder) value(val cty.Value, at hcl.Range, dst reflect.Value, f *field
 		res, i := filled, 0
 		for it := val.ElementIterator(); it.Next(); i++ {
 			_, x := it.Element()
-			res = max(res, d.element(nil, x, at, s.Index(i), f, name, path+"["+strconv.Itoa(i)+"]"))
+			p := "" // a list that is computed may be long, and all its elements stand at one place
+			if !isLeaf(t.Elem()) {
+				p = path + "[" + strconv.Itoa(i) + "]"
+			}
+			res = max(res, d.element(nil, x, at, s.Index(i), f, name, p))
 		}
 		dst.Set(s)
 		return res

@@ -2,6 +2,7 @@ package conf
 
 import (
 	"fmt"
+	"slices"
 	"sort"
 	"strings"
 
@@ -139,14 +140,15 @@ func closeTo(given string, known []string) string {
 
 // closest answers the name that was probably meant, or "".
 func closest(given string, known []string) string {
-	best, least := "", max(len(given)/3, 1)+1
+	limit := max(len(given)/3, 1) + 1
 	if len(given) < 3 {
-		least = 1 // only another spelling
+		limit = 1 // only another spelling
 	}
+	best, least := "", limit
 	for _, k := range known {
 		d := distance(fold(given), fold(k))
-		if i := strings.LastIndexByte(k, '.'); i >= 0 && !strings.Contains(given, ".") && k[i+1:] == given {
-			d = 0
+		if part(fold(given), fold(k)) {
+			d = min(d, limit-1)
 		}
 		if d < least || d == least && best != "" && k < best {
 			best, least = k, d
@@ -175,6 +177,15 @@ func oneOf(known []string) string {
 		quoted, more = quoted[:12], fmt.Sprintf(", and %d more", n)
 	}
 	return "Choose among " + strings.Join(quoted, ", ") + more + "."
+}
+
+// part tells whether given is what stands behind the dot of k, or one of the words
+// that k is made of, as in pool.web and gre_encap.
+func part(given, k string) bool {
+	if i := strings.LastIndexByte(k, '.'); i >= 0 && k[i+1:] == given {
+		return true
+	}
+	return len(given) >= 3 && slices.Contains(strings.Split(k, "_"), given)
 }
 
 func fold(s string) string { return strings.ReplaceAll(strings.ToLower(s), "-", "_") }

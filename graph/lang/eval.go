@@ -120,7 +120,12 @@ func (l *loader) variable(b *hcl.Block, ctx *hcl.EvalContext) cty.Value {
 	}
 	given := cty.StringVal(raw)
 	if want != cty.DynamicPseudoType && !want.IsPrimitiveType() {
-		e, diags := hclsyntax.ParseExpression([]byte(raw), from, hcl.InitialPos)
+		var e hcl.Expression
+		_, deep := tooDeep([]byte(raw), from, false)
+		diags := hcl.Diagnostics{{Severity: hcl.DiagError}}
+		if !deep {
+			e, diags = hclsyntax.ParseExpression([]byte(raw), from, hcl.InitialPos)
+		}
 		if !diags.HasErrors() {
 			given, diags = e.Value(nil)
 		}

@@ -57,6 +57,20 @@ func options(src string) lang.Options {
 	return o
 }
 
+// archive answers the files of a txtar file.
+func archive(t *testing.T, path string) map[string]string {
+	t.Helper()
+	ar, err := txtar.ParseFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := map[string]string{}
+	for _, f := range ar.Files {
+		m[f.Name] = string(f.Data)
+	}
+	return m
+}
+
 func render(diags hcl.Diagnostics, name, src string) string {
 	var b strings.Builder
 	lang.WriteDiagnostics(&b, diags, map[string][]byte{name: []byte(src)}, false)

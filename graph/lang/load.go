@@ -30,9 +30,6 @@ type Options struct {
 // maxSize is the size of the largest file that is read, in bytes.
 const maxSize = 64 << 20
 
-// maxDepth is how deep brackets and operators may nest: the parsers recurse.
-const maxDepth = 1000
-
 // Load reads the file at path. With an error among the diagnostics, the file is
 // nil; warnings may come with a file. The diagnostics are in the order of their
 // places.
@@ -307,6 +304,7 @@ func (l *loader) jsonLabels(body hcl.Body, blocks hcl.Blocks, wants map[string]i
 			keep = append(keep, b)
 		}
 	}
+	sort.SliceStable(keep, func(i, j int) bool { return conf.Head(keep[i]).Start.Byte < conf.Head(keep[j]).Start.Byte })
 	return keep
 }
 

@@ -220,7 +220,7 @@ func (l *loader) vips(bs hcl.Blocks) {
 		}
 		for i, p := range c.Allow {
 			if p.IsValid() && denied[p] {
-				l.fault(l.at(fmt.Sprintf("%s.allow[%d]", key, i), key), "Source on both lists", "%s is allowed and denied. Take it off one list.", p)
+				l.fault(l.at(fmt.Sprintf("%s.allow[%d]", key, i), key+".allow", key), "Source on both lists", "%s is allowed and denied. Take it off one list.", p)
 			}
 		}
 		l.file.Spec.VIPs = append(l.file.Spec.VIPs, v)
