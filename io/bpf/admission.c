@@ -11,7 +11,7 @@ char LICENSE[] SEC("license") = "Dual MIT/GPL";
 
 #define RANGES 16  // as maxRanges in rules.go
 #define HEADERS 8  // as maxHeaders in admit.go
-#define GUE_PORT 6080
+#define GUE_PORTS 4 // as maxGUEPorts in rules.go
 
 enum { ETH_LEN = 14, TAG_LEN = 4, IP4_LEN = 20, IP6_LEN = 40, ICMP_LEN = 8 };
 enum { HOPOPTS = 0, ICMP = 1, IPIP = 4, TCP = 6, UDP = 17, IPV6 = 41, ROUTING = 43, FRAGMENT = 44, GRE = 47, ICMPV6 = 58, DSTOPTS = 60 };
@@ -25,6 +25,7 @@ struct world {
 	__u32 copy;     // 0 or 1
 	__u32 prefixes; // there are VIPs in the map prefixes
 	__u32 tunnels;  // there are tunnel sources
+	__u16 gue[GUE_PORTS]; // UDP ports that our tunnels lead to, or 0
 };
 
 struct {
@@ -195,9 +196,17 @@ static __always_inline struct answer judge(struct target *t, __u8 proto, __u16 p
 	return say(t->leave ? PASS : WRONG_PORT, t->vip);
 }
 
+static __always_inline int is_gue(const struct world *w, __u16 port)
+{
+	for (int i = 0; i < GUE_PORTS; i++)
+		if (w->gue[i] == port)
+			return port != 0;
+	return 0;
+}
+
 // ours tells whether what an ICMP error to the address at src quotes at p, within
 // room bytes, is a packet that we sent from that address through a tunnel.
-static __always_inline int ours4(const __u8 *p, __u32 room, const __u8 *end, const __u8 *src)
+static __always_inline int ours4(const struct world *w, const __u8 *p, __u32 room, const __u8 *end, const __u8 *src)
 {
 	if (room < IP4_LEN || p + IP4_LEN > end || p[0] >> 4 != 4 || (p[0] & 15) < 5)
 		return 0;
@@ -210,10 +219,10 @@ static __always_inline int ours4(const __u8 *p, __u32 room, const __u8 *end, con
 		return 0;
 	__u32 size = (p[0] & 15) * 4;
 	const __u8 *udp = p + size;
-	return size + 4 <= room && udp + 4 <= end && be16(udp + 2) == GUE_PORT;
+	return size + 4 <= room && udp + 4 <= end && is_gue(w, be16(udp + 2));
 }
 
-static __always_inline int ours6(const __u8 *p, __u32 room, const __u8 *end, const __u8 *src)
+static __always_inline int ours6(const struct world *w, const __u8 *p, __u32 room, const __u8 *end, const __u8 *src)
 {
 	if (room < IP6_LEN || p + IP6_LEN > end || p[0] >> 4 != 6)
 		return 0;
@@ -224,7 +233,7 @@ static __always_inline int ours6(const __u8 *p, __u32 room, const __u8 *end, con
 	if (proto == GRE || proto == IPIP || proto == IPV6)
 		return 1;
 	const __u8 *udp = p + IP6_LEN;
-	return proto == UDP && IP6_LEN + 4 <= room && udp + 4 <= end && be16(udp + 2) == GUE_PORT;
+	return proto == UDP && IP6_LEN + 4 <= room && udp + 4 <= end && is_gue(w, be16(udp + 2));
 }
 
 static __always_inline struct answer ip4(const struct world *w, const __u8 *ip, const __u8 *end)
@@ -245,7 +254,7 @@ static __always_inline struct answer ip4(const struct world *w, const __u8 *ip, 
 			return say(PASS, 0);
 		if (l4[0] != 3 && l4[0] != 11 && l4[0] != 12)
 			return say(PASS, 0);
-		return say(ours4(l4 + ICMP_LEN, total - size - ICMP_LEN, end, ip + 16) ? REDIRECT : PASS, 0);
+		return say(ours4(w, l4 + ICMP_LEN, total - size - ICMP_LEN, end, ip + 16) ? REDIRECT : PASS, 0);
 	}
 	if (lies || place & 0x1fff || proto == ICMP)
 		return say(REDIRECT, t->vip);
@@ -308,7 +317,7 @@ static __always_inline struct answer ip6(const struct world *w, const __u8 *ip, 
 			return unclear;
 		if (seen || type < 1 || type > 4 || off + ICMP_LEN > limit)
 			return say(PASS, 0);
-		return say(ours6(l4 + ICMP_LEN, limit - off - ICMP_LEN, end, ip + 24) ? REDIRECT : PASS, 0);
+		return say(ours6(w, l4 + ICMP_LEN, limit - off - ICMP_LEN, end, ip + 24) ? REDIRECT : PASS, 0);
 	}
 	if (!t)
 		return say(PASS, 0);

@@ -54,6 +54,7 @@ type written struct {
 type world struct {
 	_                       structs.HostLayout
 	Copy, Prefixes, Tunnels uint32
+	GUE                     [maxGUEPorts]uint16
 }
 
 // NewAdmission loads the program and makes its maps.
@@ -133,7 +134,7 @@ func (a *Admission) Update(r *Rules) error {
 	if err := a.write(next, r); err != nil {
 		return errors.Join(fmt.Errorf("writing the XDP rules: %w", explain(err)), a.erase(next))
 	}
-	w := world{Copy: next, Prefixes: b2u(len(a.wrote[next].prefixes) > 0), Tunnels: b2u(len(a.wrote[next].tunnels) > 0)}
+	w := world{Copy: next, Prefixes: b2u(len(a.wrote[next].prefixes) > 0), Tunnels: b2u(len(a.wrote[next].tunnels) > 0), GUE: r.gue}
 	if err := a.cell[next].Put(uint32(0), &w); err != nil {
 		return fmt.Errorf("writing the XDP rules: %w", explain(err))
 	}

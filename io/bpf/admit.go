@@ -103,7 +103,7 @@ func (r *Rules) admit4(ip []byte) (Verdict, Reason, uint32) {
 		if size+packet.ICMPLen > end {
 			return Pass, NoReason, 0
 		}
-		if k := ip[size]; k != 3 && k != 11 && k != 12 || !ours4(ip[size+packet.ICMPLen:end], [4]byte(ip[16:])) {
+		if k := ip[size]; k != 3 && k != 11 && k != 12 || !r.ours4(ip[size+packet.ICMPLen:end], [4]byte(ip[16:])) {
 			return Pass, NoReason, 0
 		}
 		return Redirect, NoReason, 0
@@ -178,7 +178,7 @@ walk:
 			return Pass, NoReason, 0
 		case t != 0:
 			return unclear, NoReason, vip
-		case seen || k < 1 || k > 4 || off+packet.ICMPLen > end || !ours6(ip[off+packet.ICMPLen:end], [16]byte(ip[24:])):
+		case seen || k < 1 || k > 4 || off+packet.ICMPLen > end || !r.ours6(ip[off+packet.ICMPLen:end], [16]byte(ip[24:])):
 			return Pass, NoReason, 0
 		}
 		return Redirect, NoReason, 0
@@ -233,25 +233,33 @@ func (r *Rules) judge(t uint32, proto uint8, port uint16) (Verdict, Reason, uint
 
 // ours4 tells whether the packet that an ICMP error to src quotes is one that we
 // sent from there through a tunnel.
-func ours4(q []byte, src [4]byte) bool {
+func (r *Rules) ours4(q []byte, src [4]byte) bool {
 	if len(q) < packet.IPv4Len || q[0]>>4 != 4 || q[0]&0xf < 5 ||
 		[4]byte(q[12:]) != src || binary.BigEndian.Uint16(q[6:])&packet.IPv4Offset != 0 {
 		return false
 	}
-	return tunnelled(q[9], q, int(q[0]&0xf)*4)
+	return r.tunnelled(q[9], q, int(q[0]&0xf)*4)
 }
 
 // ours6 is ours4 for IPv6.
-func ours6(q []byte, src [16]byte) bool {
-	return len(q) >= packet.IPv6Len && q[0]>>4 == 6 && [16]byte(q[8:]) == src && tunnelled(q[6], q, packet.IPv6Len)
+func (r *Rules) ours6(q []byte, src [16]byte) bool {
+	return len(q) >= packet.IPv6Len && q[0]>>4 == 6 && [16]byte(q[8:]) == src && r.tunnelled(q[6], q, packet.IPv6Len)
 }
 
-func tunnelled(proto uint8, q []byte, l4 int) bool {
+func (r *Rules) tunnelled(proto uint8, q []byte, l4 int) bool {
 	switch proto {
 	case packet.ProtoGRE, packet.ProtoIPIP, packet.ProtoIPv6:
 		return true
 	case packet.ProtoUDP:
-		return l4+4 <= len(q) && binary.BigEndian.Uint16(q[l4+2:]) == GUEPort
+		if l4+4 > len(q) {
+			return false
+		}
+		port := binary.BigEndian.Uint16(q[l4+2:])
+		for _, p := range r.gue {
+			if p == port {
+				return port != 0
+			}
+		}
 	}
 	return false
 }

@@ -13,6 +13,9 @@ import (
 // GUEPort is the UDP port of Generic UDP Encapsulation (draft-ietf-intarea-gue §6).
 const GUEPort = 6080
 
+// maxGUEPorts is the number of UDP ports that our tunnels may lead to.
+const maxGUEPorts = 4
+
 // maxRanges is the number of port ranges of one address or prefix that the XDP
 // program looks through; what is beyond stands port by port.
 const maxRanges = 16
@@ -29,6 +32,7 @@ type Rules struct {
 	targets  []target
 	services []service // all of them, no two alike
 	tunnels  []netip.Prefix
+	gue      [maxGUEPorts]uint16 // 0 for none
 
 	byAddr  table[addrKey]
 	byPort  table[uint64]
@@ -77,11 +81,20 @@ type addrKey struct {
 
 // RulesOf builds the rules for the enabled VIPs of spec. tunnels are the addresses
 // that our tunnels' outer packets come from: ICMP errors about those packets are
-// ours too.
+// ours too. gue are the UDP ports that GUE tunnels lead to, GUEPort if there are
+// none.
 //
 // Of two VIPs that serve the same port of the same prefix the first is counted.
-func RulesOf(spec state.Spec, tunnels []netip.Prefix) (*Rules, error) {
+func RulesOf(spec state.Spec, tunnels []netip.Prefix, gue ...uint16) (*Rules, error) {
 	r := &Rules{}
+	if len(gue) == 0 {
+		gue = []uint16{GUEPort}
+	}
+	gue = slices.Sorted(slices.Values(gue))
+	if gue = slices.Compact(gue); len(gue) > maxGUEPorts {
+		return nil, fmt.Errorf("%d UDP ports of tunnels; %d is the most", len(gue), maxGUEPorts)
+	}
+	copy(r.gue[:], gue)
 	index := map[netip.Prefix]uint32{}
 	for i := range spec.VIPs {
 		v := &spec.VIPs[i]
