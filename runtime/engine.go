@@ -234,6 +234,10 @@ func (e *Engine) allocate(g *graph.Graph, specs []surveyed, cores int) error {
 			return err
 		}
 		e.ports = append(e.ports, &port{p, s.spec})
+		if mtu := p.Info().MTU; mtu > 0 && mtu < g.NetworkMTU {
+			return fmt.Errorf("interface %s: its MTU is %d, and network_mtu %d of graph %q is more: packets would not fit; lower one or raise the other",
+				s.spec.Name, mtu, g.NetworkMTU, g.Name)
+		}
 		for q := range p.Queues() {
 			l := e.loops[q%cores]
 			l.queues = append(l.queues, p.Queue(q))

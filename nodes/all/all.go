@@ -2,15 +2,18 @@
 package all
 
 import (
+	_ "github.com/lbgraph/lbgraph/nodes/packet/frag-pin"
 	_ "github.com/lbgraph/lbgraph/nodes/packet/generate"
 	_ "github.com/lbgraph/lbgraph/nodes/packet/gre-encap"
 	_ "github.com/lbgraph/lbgraph/nodes/packet/gue-encap"
 	_ "github.com/lbgraph/lbgraph/nodes/packet/ipip-encap"
+	_ "github.com/lbgraph/lbgraph/nodes/packet/maglev-select"
 	_ "github.com/lbgraph/lbgraph/nodes/packet/mss-clamp"
 	_ "github.com/lbgraph/lbgraph/nodes/packet/mtu-check"
 	_ "github.com/lbgraph/lbgraph/nodes/packet/parse"
 	_ "github.com/lbgraph/lbgraph/nodes/packet/pcap-rx"
 	_ "github.com/lbgraph/lbgraph/nodes/packet/pcap-tx"
+	_ "github.com/lbgraph/lbgraph/nodes/packet/vip-classify"
 	_ "github.com/lbgraph/lbgraph/nodes/packet/xdp-rx"
 	_ "github.com/lbgraph/lbgraph/nodes/packet/xdp-tx"
 )

@@ -1,0 +1,222 @@
+package cmd_test
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/lbgraph/lbgraph/io/netnstest"
+)
+
+// binary is lbgraph, built once.
+var binary = sync.OnceValues(func() (string, error) {
+	dir, err := os.MkdirTemp("", "lbgraph")
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(dir, "lbgraph")
+	out, err := exec.Command("go", "build", "-o", path, "./lbgraph").CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("go build: %w: %s", err, out)
+	}
+	return path, nil
+})
+
+func build(t *testing.T) string {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("runs the daemon in network namespaces: not with -short")
+	}
+	path, err := binary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+const small = `
+pool "web" {
+  backend "web-1" { address = "10.0.1.1" }
+}
+vip "web" {
+  address  = "203.0.113.80"
+  protocol = "tcp"
+  ports    = [80]
+  pool     = pool.web
+}
+variable "mode" { default = "auto" }
+graph "edge" {
+  path {
+    main    = [rx, parse, vip-classify, frag-pin, maglev-select, mtu, gre, tx]
+    too_big = [mtu.reply, tx]
+  }
+  node "xdp-rx" "rx" {
+    interface = "eth0"
+    mode      = var.mode
+  }
+  node "mtu-check" "mtu" {}
+  node "gre-encap" "gre" {}
+  node "xdp-tx" "tx" {}
+}
+`
+
+// launch runs lbgraph in a namespace and answers its exit code and standard error.
+func launch(t *testing.T, ns *netnstest.NS, args ...string) (code int, text string) {
+	t.Helper()
+	c := exec.Command(build(t), args...)
+	var b strings.Builder
+	c.Stderr = &b
+	ns.Start(c)
+	done := make(chan error, 1)
+	go func() { done <- c.Wait() }()
+	select {
+	case err := <-done:
+		var e *exec.ExitError
+		if errors.As(err, &e) {
+			code = e.ExitCode()
+		} else if err != nil {
+			t.Fatal(err)
+		}
+	case <-time.After(10 * time.Second):
+		_ = c.Process.Signal(syscall.SIGTERM)
+		t.Fatalf("lbgraph %v does not end: %s", args, b.String())
+	}
+	return code, b.String()
+}
+
+func write(t *testing.T, name, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name)
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// nothingAttached fails the test when an XDP program stands on the interface, or a
+// BPF file system is mounted that was not before.
+func nothingAttached(t *testing.T, ns *netnstest.NS, dev string) {
+	t.Helper()
+	if out := ns.Exec("ip", "-d", "link", "show", dev); strings.Contains(out, "xdp") {
+		t.Errorf("a program stays on %s: %s", dev, out)
+	}
+}
+
+func mounts(t *testing.T) string {
+	t.Helper()
+	b, err := os.ReadFile("/proc/self/mounts")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+// TestNetRunRefusals: what can stand in the way of run gives one clear line and exit
+// code 3 (1 where the file is at fault), and leaves nothing behind.
+func TestNetRunRefusals(t *testing.T) {
+	build(t)
+	before := mounts(t)
+	ns, peer := netnstest.New(t), netnstest.New(t)
+	netnstest.Veth(netnstest.End{NS: ns, Name: "eth0", Addrs: []string{"192.0.2.1/24"}}, netnstest.End{NS: peer, Name: "peer"})
+	file := write(t, "lb.hcl", small)
+	one := func(name string, code int, words string, args ...string) {
+		t.Helper()
+		t.Run(name, func(t *testing.T) {
+			got, text := launch(t, ns, args...)
+			var lines []string
+			for _, l := range strings.Split(strings.TrimSpace(text), "\n") {
+				if strings.HasPrefix(l, "lbgraph: ") || strings.HasPrefix(l, "error: ") {
+					lines = append(lines, l)
+				}
+			}
+			if got != code || len(lines) != 1 || !strings.Contains(lines[0], words) {
+				t.Errorf("exit code %d and:\n%swant code %d and one line with %q", got, text, code, words)
+			}
+			nothingAttached(t, ns, "eth0")
+		})
+	}
+	one("unknown interface", 3, "interface eth9: no such interface", "run", write(t, "lb.hcl", strings.Replace(small, `"eth0"`, `"eth9"`, 1)))
+	one("unreadable file", 1, "File cannot be read", "run", filepath.Join(t.TempDir(), "none.hcl"))
+	one("loopback in native mode", 3, "XDP", "run", write(t, "lb.hcl", strings.Replace(small, `"eth0"`, `"lo"`, 1)), "-var", "mode=native")
+
+	one("interface with a smaller MTU", 3, "its MTU is 1500, and network_mtu 1600 of graph \"edge\" is more",
+		"run", write(t, "lb.hcl", strings.Replace(small, "path {", "network_mtu = 1600\n  path {", 1)))
+	one("MTU no graph can have", 1, "Out of range", "run", write(t, "lb.hcl", strings.Replace(small, "path {", "network_mtu = 1000\n  path {", 1)))
+
+	// Metrics on a port in use.
+	var l net.Listener
+	var err error
+	ns.Do(func() { l, err = net.Listen("tcp", "127.0.0.1:9109") })
+	if err != nil {
+		t.Fatal(err)
+	}
+	one("port in use", 3, "address already in use", "run", write(t, "lb.hcl", small+"metrics {}\n"))
+	_ = l.Close()
+
+	// A second balancer on the same interface.
+	c := exec.Command(build(t), "run", file)
+	ns.Start(c)
+	for end := time.Now().Add(10 * time.Second); !strings.Contains(ns.Exec("ip", "-d", "link", "show", "eth0"), "xdp"); {
+		if time.Now().After(end) {
+			t.Fatal("the daemon does not attach its program")
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	code, text := launch(t, ns, "run", file)
+	if code != 3 || !strings.Contains(text, "in use") {
+		t.Errorf("a second daemon ends with code %d and: %s", code, text)
+	}
+	if err := c.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Wait(); err != nil {
+		t.Errorf("SIGTERM: %v", err)
+	}
+	nothingAttached(t, ns, "eth0")
+
+	// And one that is killed leaves nothing either: the link dies with the process.
+	c = exec.Command(build(t), "run", file)
+	ns.Start(c)
+	for end := time.Now().Add(10 * time.Second); !strings.Contains(ns.Exec("ip", "-d", "link", "show", "eth0"), "xdp"); {
+		if time.Now().After(end) {
+			t.Fatal("the daemon does not attach its program")
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	_ = c.Process.Kill()
+	_ = c.Wait()
+	for end := time.Now().Add(5 * time.Second); strings.Contains(ns.Exec("ip", "-d", "link", "show", "eth0"), "xdp"); {
+		if time.Now().After(end) {
+			t.Fatal("the program of a killed daemon stays")
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+
+	// Without privilege.
+	c = exec.Command(build(t), "run", file)
+	c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	var problem strings.Builder
+	c.Stderr = &problem
+	for _, p := range []string{filepath.Dir(c.Path), filepath.Dir(filepath.Dir(file)), filepath.Dir(file), file} {
+		if err := os.Chmod(p, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ns.Start(c)
+	_ = c.Wait()
+	if code := c.ProcessState.ExitCode(); code != 3 || !strings.Contains(problem.String(), "not permitted: run as root") {
+		t.Errorf("without privilege it ends with code %d and: %s", code, problem.String())
+	}
+	nothingAttached(t, ns, "eth0")
+	if after := mounts(t); after != before {
+		t.Errorf("mounts differ:\n%s\n%s", before, after)
+	}
+}
