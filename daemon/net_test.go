@@ -48,11 +48,10 @@ func newWorld(t *testing.T, backends int) *world {
 	for i := range backends {
 		b := netnstest.New(t)
 		w.backends = append(w.backends, b)
-		netnstest.Veth(netnstest.End{NS: b, Name: "eth0", Addrs: []string{fmt.Sprintf("10.0.1.%d/32", i+1)}, MTU: 1524},
+		netnstest.Veth(netnstest.End{NS: b, Name: "eth0", Addrs: []string{fmt.Sprintf("10.1.%d.2/24", i+1), fmt.Sprintf("10.0.1.%d/32", i+1)}, MTU: 1524},
 			netnstest.End{NS: w.router, Name: fmt.Sprintf("b%d", i+1), Addrs: []string{fmt.Sprintf("10.1.%d.1/24", i+1)}, MTU: 1524})
-		b.Route(fmt.Sprintf("10.1.%d.1/32", i+1), "", "eth0")
 		b.Route("0.0.0.0/0", fmt.Sprintf("10.1.%d.1", i+1), "eth0")
-		w.router.Route(fmt.Sprintf("10.0.1.%d/32", i+1), "", fmt.Sprintf("b%d", i+1))
+		w.router.Route(fmt.Sprintf("10.0.1.%d/32", i+1), fmt.Sprintf("10.1.%d.2", i+1), "")
 	}
 	return w
 }
