@@ -1,0 +1,22 @@
+//go:build !(amd64 || arm64) || purego
+
+// Package prefetch asks the processor for memory that will be read soon, so that
+// the waits of many packets overlap. On amd64 and arm64 it is one instruction a
+// line; elsewhere, and with the build tag purego, a plain load.
+package prefetch
+
+import (
+	"runtime"
+	"unsafe"
+)
+
+// Lines asks for the cache lines that hold the bytes at p. Each pointer must lead
+// to readable memory. Eight to sixteen at once is right: a core keeps no more
+// misses in flight, and what is beyond makes it wait.
+func Lines(p []unsafe.Pointer) {
+	var sum byte
+	for _, q := range p {
+		sum ^= *(*byte)(q)
+	}
+	runtime.KeepAlive(sum)
+}
