@@ -391,6 +391,9 @@ func TestVerify(t *testing.T) {
 		"block": struct {
 			A int `hcl:"a,block"`
 		}{},
+		"enum of floats": struct {
+			A []float64 `hcl:"a" enum:"1,2"`
+		}{},
 		"one bound": struct {
 			A int `hcl:"a" range:"1"`
 		}{},
@@ -409,6 +412,9 @@ func TestVerify(t *testing.T) {
 			} `hcl:"a,block"`
 		}{},
 		"itself": loop{},
+		"enum of durations": struct {
+			A time.Duration `hcl:"a" enum:"1s,2s"`
+		}{},
 	} {
 		if err := conf.Verify(bad); err == nil {
 			t.Errorf("%s: no error", name)

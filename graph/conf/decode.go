@@ -165,7 +165,7 @@ func (d *decoder) body(body hcl.Body, head hcl.Range, v reflect.Value, path stri
 		switch {
 		case skipped[name]:
 		case f == nil:
-			meant[closest(name, names)] = true
+			meant[Closest(name, names)] = true
 			d.fault(a.NameRange, "Unknown argument", "There is no argument %q here. %s", name, DidYouMean(name, names))
 		case f.role == block:
 			given[name]++
@@ -186,7 +186,7 @@ func (d *decoder) body(body hcl.Body, head hcl.Range, v reflect.Value, path stri
 		switch {
 		case skipped[b.Type]:
 		case f == nil:
-			meant[closest(b.Type, names)] = true
+			meant[Closest(b.Type, names)] = true
 			d.fault(b.TypeRange, "Unknown block", "There is no block %q here. %s", b.Type, DidYouMean(b.Type, names))
 		case f.role != block:
 			given[b.Type]++
@@ -388,7 +388,7 @@ func (d *decoder) entries(es []entry, at hcl.Range, dst reflect.Value, path stri
 	for _, e := range es {
 		f := known[e.name]
 		if f == nil {
-			meant[closest(e.name, names)] = true
+			meant[Closest(e.name, names)] = true
 			d.fault(e.at, "Unknown argument", "There is no argument %q here. %s", e.name, DidYouMean(e.name, names))
 			continue
 		}

@@ -11,7 +11,7 @@
 //	hcl:"name,label"      in the struct of a block: one of the names behind its type
 //	doc:"…"               half a sentence for people
 //	range:"lo,hi"         bounds of numbers and durations, either may be empty
-//	enum:"a,b"            the allowed values
+//	enum:"a,b"            the allowed values of text and integers
 //	ref:"pool"            the text is the name of a declared block of that type,
 //	                      given as pool.web or "web"
 //	secret:"true"         Changes does not print the value

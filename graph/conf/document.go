@@ -1,6 +1,7 @@
 package conf
 
 import (
+	"encoding"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -91,6 +92,17 @@ func text(v reflect.Value) string {
 		}
 		return strconv.Quote(x.String())
 	}
+	if isLeaf(v.Type()) && v.Kind() != reflect.Interface && reflect.PointerTo(v.Type()).Implements(textType) {
+		switch x := v.Interface().(type) {
+		case encoding.TextMarshaler:
+			if b, err := x.MarshalText(); err == nil {
+				return strconv.Quote(string(b))
+			}
+		case fmt.Stringer:
+			return strconv.Quote(x.String())
+		}
+		return strconv.Quote(fmt.Sprint(v.Interface()))
+	}
 	switch v.Kind() {
 	case reflect.Interface: // an expression has no default
 		return ""
@@ -115,17 +127,11 @@ func text(v reflect.Value) string {
 		}
 		return "{ " + strings.Join(parts, ", ") + " }"
 	case reflect.Struct:
-		if s, ok := v.Interface().(fmt.Stringer); ok {
-			return strconv.Quote(s.String())
-		}
 		var parts []string
 		for _, f := range fieldsOf(v.Type()) {
 			parts = append(parts, fmt.Sprintf("%s = %s", f.name, text(v.FieldByIndex(f.index))))
 		}
 		return "{ " + strings.Join(parts, ", ") + " }"
-	}
-	if s, ok := v.Interface().(fmt.Stringer); ok {
-		return strconv.Quote(s.String())
 	}
 	if v.Kind() == reflect.String {
 		return strconv.Quote(v.String())

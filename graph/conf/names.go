@@ -61,7 +61,7 @@ func unknownNames(e hcl.Expression, ctx *hcl.EvalContext) hcl.Diagnostics {
 		}
 		told[root+"."+step] = true
 		at = hcl.RangeBetween(t[0].SourceRange(), t[1].SourceRange())
-		hint := closest(step, attributes(v))
+		hint := Closest(step, attributes(v))
 		if hint != "" {
 			hint = fmt.Sprintf("Did you mean %q?", root+"."+hint)
 		} else {
@@ -132,14 +132,14 @@ func DidYouMean(given string, known []string) string {
 }
 
 func closeTo(given string, known []string) string {
-	if best := closest(given, known); best != "" {
+	if best := Closest(given, known); best != "" {
 		return fmt.Sprintf("Did you mean %q?", best)
 	}
 	return ""
 }
 
-// closest answers the name that was probably meant, or "".
-func closest(given string, known []string) string {
+// Closest answers the known name that was probably meant by given, or "".
+func Closest(given string, known []string) string {
 	limit := max(len(given)/3, 1) + 1
 	if len(given) < 3 {
 		limit = 1 // only another spelling

@@ -197,6 +197,9 @@ func parseField(sf reflect.StructField, tag string) (*field, error) {
 		}
 	}
 	if e, ok := sf.Tag.Lookup("enum"); ok {
+		if l := leafOf(sf.Type); reflect.PointerTo(l).Implements(textType) || l.Kind() != reflect.String && !isInt(l) && !isUint(l) || l == durationType {
+			return nil, fmt.Errorf("an enum does not fit type %s", sf.Type)
+		}
 		for _, v := range strings.Split(e, ",") {
 			f.enum = append(f.enum, strings.TrimSpace(v))
 		}

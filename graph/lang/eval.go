@@ -49,16 +49,21 @@ func (l *loader) evaluation(by map[string]hcl.Blocks) {
 			l.namespace(k.Name, controls[k.Name])
 		}
 	}
+	for typ := range l.faulty { // any name may be meant
+		if typ == "variable" {
+			typ = "var"
+		}
+		l.ctx.Variables[typ] = cty.DynamicVal
+	}
 	l.locals(by["locals"])
+	if l.faulty["locals"] {
+		l.ctx.Variables["local"] = cty.DynamicVal
+	}
 }
 
 // namespace makes typ.NAME answer an object with the block's name, for every
-// block of that type. Where a block's own name was at fault, any name is taken.
+// block of that type.
 func (l *loader) namespace(typ string, bs hcl.Blocks) {
-	if l.faulty[typ] {
-		l.ctx.Variables[typ] = cty.DynamicVal
-		return
-	}
 	if len(bs) == 0 {
 		if _, always := rootBlocks[typ]; !always && typ != "health" {
 			return

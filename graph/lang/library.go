@@ -26,8 +26,9 @@ var remedies = map[string]string{
 	"Invalid function argument":                       "Give it another argument.",
 	"Invalid index":                                   "Choose one that is there.",
 	"Invalid JSON keyword":                            "Write true, false, null, or text in quotes.",
+	"Invalid number literal":                          "Text, such as an address, stands in quotes.",
 	"Invalid operand":                                 "Give it another value.",
-	"Invalid single-argument block definition":        "Give each argument a line of its own.",
+	"Invalid single-argument block definition":        "Give each argument a line of its own; text stands in quotes.",
 	"Invalid template interpolation value":            "Use one element, or join or jsonencode.",
 	"Inconsistent conditional result types":           "Let both results have one type.",
 	"Invalid type specification":                      "Write string, number, bool, list(…), map(…) or object({…}).",
@@ -37,7 +38,7 @@ var remedies = map[string]string{
 	"Missing attribute separator":                     "Put a comma or a new line between the attributes.",
 	"Missing attribute value":                         "Write name = value.",
 	"Missing block label":                             "Write { \"name\": { … } }.",
-	"Missing item separator":                          "Put a comma between the elements.",
+	"Missing item separator":                          "Put a comma between the elements, or close the list.",
 	"Missing key/value separator":                     "Write name = value.",
 	"Missing newline after argument":                  "Begin a new line.",
 	"Missing newline after block definition":          "Begin a new line.",
@@ -67,6 +68,9 @@ func ownForm(d *hcl.Diagnostic) *hcl.Diagnostic {
 	c := &hcl.Diagnostic{Severity: d.Severity, Summary: d.Summary, Detail: d.Detail, Subject: d.Subject}
 	if d.Subject != nil && strings.Contains(c.Detail, d.Subject.Filename+":") {
 		c.Detail = libraryPlace.ReplaceAllString(c.Detail, "$1:$2:$3")
+	}
+	if d.Summary == "Invalid multi-line string" {
+		c.Detail = `The text does not end on its line. Add the quote that is missing, or write \n for a new line.`
 	}
 	if more, ok := remedies[d.Summary]; ok && oneSentence.MatchString(c.Detail) {
 		c.Detail = sentence(c.Detail) + " " + more

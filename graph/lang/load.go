@@ -118,7 +118,7 @@ type loader struct {
 	ctx   *hcl.EvalContext
 	diags hcl.Diagnostics
 
-	faulty map[string]bool // "pool.web": has a fault that was told
+	faulty map[string]bool // "pool.web", or "pool" for one without a usable name: has a fault that was told
 	used   map[string]bool // pools that something refers to
 }
 
@@ -240,6 +240,7 @@ func (l *loader) unknownBlock(typ string, at hcl.Range, types []string) {
 		l.fault(at, "Node outside of a graph", "%q is a kind of node. Write node %q \"name\" { … } inside a %s block.", typ, typ, planeBlock(k.Plane))
 		return
 	}
+	l.faulty[typ], l.faulty[conf.Closest(typ, types)] = true, true // references to it are no second mistake
 	l.fault(at, "Unknown block", "There is no block %q. %s", typ, conf.DidYouMean(typ, types))
 }
 

@@ -241,16 +241,19 @@ func Format(path string, src []byte) ([]byte, hcl.Diagnostics) {
 		b.WriteByte('\n')
 		return b.Bytes(), nil
 	}
-	out := hclwrite.Format(src)
-	for range 4 { // one pass leaves a few rare forms that the next one changes
+	if len(bytes.TrimSpace(src)) == 0 {
+		return nil, nil
+	}
+	out := src
+	for range 8 { // one pass leaves a few rare forms that the next one changes
 		next := hclwrite.Format(out)
+		if next[len(next)-1] != '\n' {
+			next = append(next, '\n')
+		}
 		if bytes.Equal(next, out) {
 			break
 		}
 		out = next
-	}
-	if len(out) > 0 && out[len(out)-1] != '\n' {
-		out = append(out, '\n')
 	}
 	return out, nil
 }
