@@ -7,3 +7,4 @@
 package bpf
 
 //go:generate go tool bpf2go -target bpfel -type target -type range -type address_key -type prefix_key -type service_key -type count -type vip_count admission admission.c -- -O2 -Wall -Werror -I/usr/include/x86_64-linux-gnu -I/usr/include/aarch64-linux-gnu
+//go:generate go tool bpf2go -target bpfel -type count decap decap.c -- -O2 -Wall -Werror -I/usr/include/x86_64-linux-gnu -I/usr/include/aarch64-linux-gnu

@@ -1,0 +1,265 @@
+package bpf
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/cilium/ebpf/rlimit"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Tunnels is a set of kinds of tunnel.
+type Tunnels uint32
+
+// The kinds of tunnel that Decap knows.
+const (
+	GRE  Tunnels = 1 << iota // RFC 2784 with the 4-byte header
+	IPIP                     // IP in IP, all four pairs of families
+	GUE                      // Generic UDP Encapsulation, variant 0, without options
+
+	AllTunnels = GRE | IPIP | GUE
+)
+
+var tunnelNames = [...]string{"gre", "ipip", "gue"}
+
+// String lists the kinds as ParseTunnels reads them.
+func (k Tunnels) String() string {
+	var names []string
+	for i, n := range tunnelNames {
+		if k&(1<<i) != 0 {
+			names = append(names, n)
+		}
+	}
+	return strings.Join(names, ",")
+}
+
+// ParseTunnels reads kinds of tunnel separated by commas: gre, ipip, gue.
+func ParseTunnels(s string) (k Tunnels, err error) {
+next:
+	for _, w := range strings.Split(s, ",") {
+		for i, n := range tunnelNames {
+			if strings.TrimSpace(w) == n {
+				k |= 1 << i
+				continue next
+			}
+		}
+		return 0, fmt.Errorf("tunnel %q: it is gre, ipip or gue", strings.TrimSpace(w))
+	}
+	return k, nil
+}
+
+// DecapOptions say what is taken off, and where.
+type DecapOptions struct {
+	Interface int          // its index, in the namespace of the calling thread
+	MTU       int          // of the interface
+	Addresses []netip.Addr // what outer packets must be sent to; nil is any
+	Tunnels   Tunnels
+	GUEPort   uint16 // 0 is GUEPort
+	// TC runs at the TC ingress hook and not at XDP's: for drivers whose XDP does
+	// not do, and where other XDP programs stand.
+	TC      bool
+	Mode    Mode // of XDP; "" is Auto
+	Replace bool // takes an XDP program of somebody else off
+
+	clsact bool // in tests: as before Linux 6.6
+}
+
+// A Decap takes tunnels' headers off what comes in by one interface. It ends with
+// Close or with the process, but for TC before Linux 6.6: what a killed process left
+// there is taken over by the next.
+type Decap struct {
+	objs *ebpf.Collection
+	link link.Link
+	tc   *netlink.BpfFilter // before Linux 6.6
+	net  *netlink.Handle
+	// Mode says where it runs: "native", "generic", "tc".
+	Mode string
+	// Refused is why native mode did not do where Auto fell back to generic.
+	Refused error
+}
+
+// AttachDecap loads the program and attaches it.
+func AttachDecap(o DecapOptions) (*Decap, error) {
+	d := &Decap{}
+	if err := d.attach(o); err != nil {
+		_ = d.Close()
+		return nil, err
+	}
+	return d, nil
+}
+
+func (d *Decap) attach(o DecapOptions) error {
+	if err := d.load(o); err != nil {
+		return fmt.Errorf("loading the decapsulation program: %w", explain(err))
+	}
+	if o.TC {
+		if err := d.attachTC(o); err != nil {
+			return fmt.Errorf("attaching to TC: %w", explain(err))
+		}
+		d.Mode = "tc"
+		return nil
+	}
+	// Beyond about 3500 bytes a page does not hold the frame.
+	prog := d.objs.Programs["lbgraph_decap"]
+	if frags := d.objs.Programs["lbgraph_decaps"]; frags != nil && o.MTU > 3000 {
+		prog = frags
+	}
+	if o.Mode == "" {
+		o.Mode = Auto
+	}
+	a, err := attach(prog, AttachOptions{Interface: o.Interface, Mode: o.Mode, Replace: o.Replace})
+	if err != nil {
+		return err
+	}
+	d.link, d.Mode, d.Refused = a.link, string(a.Mode), a.Refused
+	return nil
+}
+
+func (d *Decap) load(o DecapOptions) error {
+	_ = rlimit.RemoveMemlock()
+	spec, err := loadDecap()
+	if err != nil {
+		return err
+	}
+	if o.GUEPort == 0 {
+		o.GUEPort = GUEPort
+	}
+	for name, x := range map[string]any{
+		"kinds": uint32(o.Tunnels), "any": b2u(o.Addresses == nil), "gue_port": o.GUEPort,
+	} {
+		v := spec.Variables[name]
+		if v == nil {
+			return fmt.Errorf("the object has no variable %s", name)
+		}
+		if err := v.Set(x); err != nil {
+			return err
+		}
+	}
+	if d.objs, err = ebpf.NewCollection(spec); err != nil && !errors.Is(err, unix.EPERM) {
+		delete(spec.Programs, "lbgraph_decaps") // Linux < 5.18
+		d.objs, err = ebpf.NewCollection(spec)
+	}
+	if err != nil {
+		return err
+	}
+	for _, a := range o.Addresses {
+		b := a.As16()
+		var key [4]uint32
+		for i := range key {
+			key[i] = binary.NativeEndian.Uint32(b[4*i:])
+		}
+		if err := d.objs.Maps["addresses"].Put(key, uint32(1)); err != nil {
+			return fmt.Errorf("address %s: %w", a, err)
+		}
+	}
+	return nil
+}
+
+// filterHandle and filterPriority are where our TC filter stands before Linux 6.6;
+// a later one of ours takes its place.
+const (
+	filterHandle   = 0x1b6
+	filterPriority = 0x1b6
+)
+
+func (d *Decap) attachTC(o DecapOptions) error {
+	prog := d.objs.Programs["lbgraph_dectc"]
+	if !o.clsact {
+		l, err := link.AttachTCX(link.TCXOptions{Interface: o.Interface, Program: prog, Attach: ebpf.AttachTCXIngress, Anchor: link.Head()})
+		if err == nil {
+			d.link = l
+			return nil
+		}
+		if !errors.Is(err, ebpf.ErrNotSupported) {
+			return err
+		}
+	}
+	var err error
+	if d.net, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
+		return err
+	}
+	qdisc := &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
+		LinkIndex: o.Interface, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT,
+	}}
+	if err := d.net.QdiscAdd(qdisc); err != nil && !errors.Is(err, unix.EEXIST) {
+		return err
+	}
+	f := &netlink.BpfFilter{
+		FilterAttrs: netlink.FilterAttrs{
+			LinkIndex: o.Interface, Parent: netlink.HANDLE_MIN_INGRESS, Handle: filterHandle, Protocol: unix.ETH_P_ALL, Priority: filterPriority,
+		},
+		Fd: prog.FD(), Name: "lbgraph_dectc", DirectAction: true,
+	}
+	if err := d.net.FilterReplace(f); err != nil {
+		return err
+	}
+	d.tc = f
+	return nil
+}
+
+// DecapCounts is what a Decap counted, by name.
+type DecapCounts struct {
+	// Stripped is packets whose outer header was taken off, by kind of tunnel.
+	Stripped map[Tunnels]Count
+	// Dropped is tunnelled packets that contradict themselves, by reason.
+	Dropped map[string]Count
+	// Passed is tunnelled packets left to the kernel as they are, by reason.
+	Passed map[string]Count
+}
+
+// decapReasons are the counters behind those of the kinds, in the order of the
+// enum in decap.c; the first so many of them drop.
+var decapReasons = [...]string{"truncated", "bad_length", "bad_checksum", "bad_inner", "bad_ecn", "fragment", "options", "unable"}
+
+const decapDrops = 5
+
+// Counts reads the counters.
+func (d *Decap) Counts() (DecapCounts, error) {
+	c := DecapCounts{Stripped: map[Tunnels]Count{}, Dropped: map[string]Count{}, Passed: map[string]Count{}}
+	for i := range len(tunnelNames) + len(decapReasons) {
+		var all []decapCount
+		if err := d.objs.Maps["counts"].Lookup(uint32(i), &all); err != nil {
+			return c, fmt.Errorf("reading counters: %w", err)
+		}
+		var sum Count
+		for _, x := range all {
+			sum.Packets += x.Packets
+			sum.Bytes += x.Bytes
+		}
+		switch reason := i - len(tunnelNames); {
+		case reason < 0:
+			c.Stripped[1<<i] = sum
+		case reason < decapDrops:
+			c.Dropped[decapReasons[reason]] = sum
+		default:
+			c.Passed[decapReasons[reason]] = sum
+		}
+	}
+	return c, nil
+}
+
+// Close takes the program off. It may be called again.
+func (d *Decap) Close() error {
+	var err error
+	defer func() { *d = Decap{Mode: d.Mode, Refused: d.Refused} }()
+	if d.link != nil {
+		err = d.link.Close()
+	}
+	if d.tc != nil {
+		// The qdisc stays: others may use it by now.
+		err = errors.Join(err, d.net.FilterDel(d.tc))
+	}
+	if d.net != nil {
+		d.net.Close()
+	}
+	if d.objs != nil {
+		d.objs.Close()
+	}
+	return err
+}
