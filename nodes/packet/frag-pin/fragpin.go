@@ -65,9 +65,12 @@ func init() {
 		},
 		Frames:   func(c Config) (holds, makes int) { return c.Hold, 0 },
 		Defaults: Config{Entries: 8192, TTL: 10 * time.Second, Hold: 256, Wait: 200 * time.Millisecond},
-		Packets: func(c Config, _ *graph.Env) (graph.Maker, error) {
+		Packets: func(c Config, env *graph.Env) (graph.Maker, error) {
 			return func(core graph.Core) (graph.Node, error) {
-				return &worker{core: core, ttl: int64(c.TTL), wait: int64(c.Wait), table: newTable(c.Entries), shelf: newShelf(c.Hold)}, nil
+				return &worker{
+					core: core, ttl: int64(c.TTL), wait: int64(c.Wait), table: newTable(c.Entries), shelf: newShelf(c.Hold),
+					sweeper: env.State.Sweeper(), keep: int64(c.TTL),
+				}, nil
 			}, nil
 		},
 	})
@@ -84,6 +87,12 @@ type worker struct {
 	// looked up, and no more written, until all it holds is expired.
 	old      *table
 	oldUntil int64
+	// sweeper is told of a generation when keep has passed since: the pins of then,
+	// and the numbers they hold, are expired.
+	sweeper  interface{ Swept(generation uint64) }
+	keep     int64
+	noted    uint64
+	notedFor int64 // when to tell
 	// late are pins that the rings to their cores had no room for.
 	late  [64]pin
 	nlate int
@@ -146,11 +155,13 @@ func (w *worker) later(v *packet.Vector, i int, out []packet.Lanes, pass bool) {
 	if e == nil && w.old != nil && now < w.oldUntil {
 		e = w.old.find(&k, hash, now)
 	}
-	if e != nil && w.core.State().StatusOf(e.backend()) == state.Down {
-		// What its first fragment was part of is lost. The same identification may
-		// be in use again, and the new first on its way.
-		w.core.Count(deadBackend, 1)
-		e = nil
+	if e != nil {
+		if b, status := w.core.State().Member(e.service(), e.slot()); b != e.backend() || status == state.Down {
+			// What its first fragment was part of is lost. The same identification
+			// may be in use again, and the new first on its way.
+			w.core.Count(deadBackend, 1)
+			e = nil
+		}
 	}
 	if e != nil {
 		var r packet.Record
@@ -248,6 +259,13 @@ func (w *worker) Tick(now int64) {
 		w.tell(w.inCharge(late[i].hash()), &late[i])
 	}
 	w.table.sweep(len(w.table.tags)/ways/128+1, now)
+	if now >= w.notedFor {
+		if w.notedFor != 0 {
+			w.sweeper.Swept(w.noted)
+		}
+		// A pin may be a while on its way from another core.
+		w.noted, w.notedFor = w.core.State().Generation, now+w.keep+int64(time.Second)
+	}
 	if now >= w.oldUntil {
 		w.old = nil
 	}
@@ -267,6 +285,7 @@ func (w *worker) Inherit(from graph.Node) {
 		w.old, w.oldUntil = o.table, now+o.ttl
 	}
 	w.late, w.nlate = o.late, o.nlate
+	w.sweeper, w.keep, w.noted, w.notedFor = o.sweeper, max(o.keep, w.keep), o.noted, o.notedFor
 	if len(o.shelf.slots) == len(w.shelf.slots) {
 		w.shelf = o.shelf
 		return

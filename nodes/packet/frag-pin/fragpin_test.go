@@ -5,7 +5,6 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -18,16 +17,48 @@ import (
 // backends is the number of backends in the tests' world.
 const backends = 4
 
-func world() *state.Snapshot {
-	s := &state.Snapshot{Backends: make([]state.Backend, backends+1), Status: make([]atomic.Uint32, backends+1)}
-	for b := 1; b <= backends; b++ {
-		s.Backends[b] = state.Backend{ID: uint32(b), Addr: netip.AddrFrom4([4]byte{10, 0, 1, byte(b)})}
+// world is a pool of the backends 1 … backends, in slots from 0 on, and one VIP.
+func world(t testing.TB) *state.Store {
+	pool := state.PoolSpec{Name: "web", TableSize: 251}
+	for b := range byte(backends) {
+		pool.Backends = append(pool.Backends, state.BackendSpec{Name: fmt.Sprint(b), Address: netip.AddrFrom4([4]byte{10, 0, 1, b}), Weight: 100})
+	}
+	s := state.NewStore()
+	t.Cleanup(s.Close)
+	err := s.Apply(state.Spec{
+		Pools: []state.PoolSpec{pool},
+		VIPs:  []state.VIPSpec{{Name: "web", Prefix: netip.PrefixFrom(nodetest.VIP4, 32), Pool: "web"}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for b := uint32(1); b <= backends; b++ {
+		if got, _ := s.Cell().Load().Member(service, b-1); got != b {
+			t.Fatalf("slot %d is backend %d", b-1, got)
+		}
 	}
 	return s
 }
 
+// service is the number of the world's VIP.
+const service = 1
+
 func rig(t testing.TB, configure func(*Config), opts ...nodetest.Option) *nodetest.Rig {
-	return nodetest.New(t, "frag-pin", configure, append([]nodetest.Option{nodetest.WithState(world())}, opts...)...)
+	r, _ := rigAndStore(t, configure, opts...)
+	return r
+}
+
+func rigAndStore(t testing.TB, configure func(*Config), opts ...nodetest.Option) (*nodetest.Rig, *state.Store) {
+	s := world(t)
+	opts = append([]nodetest.Option{nodetest.WithState(s.Cell().Load())}, opts...)
+	return nodetest.New(t, "frag-pin", configure, opts...), s
+}
+
+// set holds a backend at a status.
+func set(r *nodetest.Rig, s *state.Store, b uint32, st state.Status) {
+	s.SetStatus(b, st)
+	s.Flush()
+	r.Publish(s.Cell().Load())
 }
 
 // feed sends one case through the node of w. A first fragment goes to backend b and
@@ -45,7 +76,7 @@ func feed(t testing.TB, w *nodetest.Worker, frame []byte, b uint32) (output stri
 
 // sent lets lane 0 be chosen a backend and sent.
 func sent(w *nodetest.Worker, b uint32) {
-	w.V.Backend[0], w.V.VIP[0], w.V.Slot[0] = b, 7, b-1
+	w.V.Backend[0], w.V.VIP[0], w.V.Slot[0] = b, service, b-1
 	// Encapsulation leaves the flags of the outer header.
 	w.V.Flags[0] = w.V.Flags[0]&^packet.V6 | packet.DF
 	w.Node.(graph.AfterSender).AfterSend(&w.V, packet.Lane(0))
@@ -56,7 +87,7 @@ var pairs = []struct{ first, later string }{{"frag1", "frag2"}, {"v6-frag1", "v6
 // followed checks that r is a later fragment with the flow of first, sent to b.
 func followed(t *testing.T, r *packet.Record, first *packet.Record, b uint32) {
 	t.Helper()
-	if r.Backend != b || r.VIP != 7 || r.Slot != b-1 || r.Hash != first.Hash || r.SPort != first.SPort || r.DPort != first.DPort ||
+	if r.Backend != b || r.VIP != service || r.Slot != b-1 || r.Hash != first.Hash || r.SPort != first.SPort || r.DPort != first.DPort ||
 		r.Proto != first.Proto || r.Src != first.Src || r.Dst != first.Dst {
 		t.Errorf("the later fragment goes as %+v, its first as %+v", r, first)
 	}
@@ -107,7 +138,7 @@ func TestOneVector(t *testing.T) {
 			if out := w.Only(ans, i); out != want {
 				t.Errorf("%v: lane %d leaves by %q", order, i, out)
 			}
-			w.V.Backend[i] = 2
+			w.V.Backend[i], w.V.VIP[i], w.V.Slot[i] = 2, service, 1
 		}
 		w.Node.(graph.AfterSender).AfterSend(&w.V, ans["next"])
 		if len(w.Entered) != 2 || w.Entered[0].Output != "pinned" || w.Entered[1].Record.Backend != 2 {
@@ -317,15 +348,14 @@ func TestKeys(t *testing.T) {
 
 func TestDeadBackend(t *testing.T) {
 	cases := nodetest.Cases(t)
-	r := rig(t, nil)
+	r, s := rigAndStore(t, nil)
 	w := r.Workers[0]
-	s := w.State()
 	feed(t, w, cases["frag1"], 2)
-	s.Status[2].Store(uint32(state.Draining))
+	set(r, s, 2, state.Draining)
 	if out := feed(t, w, cases["frag2"], 0); out != "pinned" {
 		t.Errorf("to a draining backend: %q", out)
 	}
-	s.Status[2].Store(uint32(state.Down))
+	set(r, s, 2, state.Down)
 	if out := feed(t, w, cases["frag2"], 0); out != "" || w.Counter("dead_backend") != 1 {
 		t.Errorf("to a dead backend: %q", out)
 	}
@@ -488,6 +518,47 @@ func TestInherit(t *testing.T) {
 	}
 }
 
+// Numbers that die are free again when the pins that hold them are expired, and not
+// before; a reload forgets no pin.
+func TestSweeper(t *testing.T) {
+	r := rig(t, nil)
+	w := r.Workers[0]
+	tick := func(d time.Duration) {
+		w.Clock += int64(d)
+		w.Node.(graph.Ticker).Tick(w.Clock)
+	}
+	publish := func(generation uint64) {
+		s := *w.State()
+		s.Generation = generation
+		r.Publish(&s)
+	}
+	n := w.Node.(*worker)
+	var swept told
+	n.sweeper = &swept
+	tick(0)
+	publish(5)
+	feed(t, w, nodetest.Cases(t)["frag1"], 1)
+	tick(11 * time.Second) // notes 5
+	publish(9)
+	feed(t, w, nodetest.Cases(t)["frag1"], 1)
+	tick(10 * time.Second)
+	if slices.Contains(swept, 5) {
+		t.Error("5 is called swept while a pin may hold its numbers")
+	}
+	tick(time.Second)
+	if !slices.Contains(swept, 5) || slices.Contains(swept, 9) {
+		t.Errorf("swept %v, want 5 and not yet 9", swept)
+	}
+	other := rig(t, nil).Workers[0].Node.(*worker)
+	if other.Inherit(n); other.sweeper != n.sweeper || other.noted != 9 || other.notedFor != n.notedFor {
+		t.Error("a reload forgets what was to be swept")
+	}
+}
+
+type told []uint64
+
+func (t *told) Swept(generation uint64) { *t = append(*t, generation) }
+
 // model is frag-pin as maps: what every fragment's end must be.
 type model struct {
 	pins map[pin]struct {
@@ -509,8 +580,7 @@ func TestModel(t *testing.T) {
 	const cores, hold = 3, 20
 	for seed := range uint64(8) {
 		rnd := rand.New(rand.NewPCG(seed, 0))
-		r := rig(t, func(c *Config) { c.Hold = hold; c.Entries = 4096 }, nodetest.Cores(cores))
-		s := r.Workers[0].State()
+		r, s := rigAndStore(t, func(c *Config) { c.Hold = hold; c.Entries = 4096 }, nodetest.Cores(cores))
 		m := model{held: map[int][]modelHeld{}}
 		m.pins = map[pin]struct {
 			backend uint32
@@ -577,7 +647,7 @@ func TestModel(t *testing.T) {
 				frame := w.V.Frame[0]
 				owner := int(packet.Reduce(hash, cores))
 				want := ""
-				if p, ok := m.pins[k]; ok && p.expires > w.Clock && s.StatusOf(p.backend) != state.Down {
+				if p, ok := m.pins[k]; ok && p.expires > w.Clock && r.Workers[0].State().StatusOf(p.backend) != state.Down {
 					want = "pinned"
 				} else if len(m.held[owner]) == hold {
 					want = "frag_full"
@@ -631,7 +701,7 @@ func TestModel(t *testing.T) {
 			case 9:
 				b := rnd.Uint32N(backends) + 1
 				if rnd.IntN(2) == 0 {
-					s.Status[b].Store(rnd.Uint32N(3))
+					set(r, s, b, state.Status(rnd.Uint32N(3)))
 					break
 				}
 				for _, w := range r.Workers {
@@ -664,7 +734,7 @@ func TestAllocations(t *testing.T) {
 	}
 	was := w.V
 	for i := range frames {
-		w.V.Backend[i] = 1
+		w.V.Backend[i], w.V.VIP[i], w.V.Slot[i] = 1, service, 0
 	}
 	with := w.V
 	out := make([]packet.Lanes, fragICMP+1)

@@ -39,6 +39,8 @@ func (p *pin) same(k *pin) bool {
 }
 
 func (p *pin) backend() uint32 { return uint32(p[5] >> 32) }
+func (p *pin) service() uint32 { return uint32(p[5]) }
+func (p *pin) slot() uint32    { return uint32(p[6] >> 32) }
 
 // fill adds what lane i says about its flow.
 func (p *pin) fill(v *packet.Vector, i int) {
@@ -51,8 +53,8 @@ func (p *pin) fill(v *packet.Vector, i int) {
 // restore gives the packet that r describes the flow of its first fragment.
 func (p *pin) restore(r *packet.Record) {
 	r.Proto = uint8(p[4])
-	r.Backend, r.VIP = uint32(p[5]>>32), uint32(p[5])
-	r.Slot, r.SPort, r.DPort = uint32(p[6]>>32), uint16(p[6]>>16), uint16(p[6])
+	r.Backend, r.VIP, r.Slot = p.backend(), p.service(), p.slot()
+	r.SPort, r.DPort = uint16(p[6]>>16), uint16(p[6])
 	r.Hash = p[7]
 	r.Flags |= packet.Pinned
 }
