@@ -43,7 +43,8 @@ var floorPlan = []rule{
 	{"nodes/*/*", level0 + " graph " + drivers, "*"},
 	// 4: what runs a file, and the command
 	{"daemon", "io/... graph/... runtime/... control/...", "*"},
-	{"cmd", "io/... graph/... runtime/... control/... nodes/... daemon internal/...", "*"},
+	{"replay", "io/... graph/... runtime/... control/...", "*"},
+	{"cmd", "io/... graph/... runtime/... control/... nodes/... daemon replay internal/...", "*"},
 	{"cmd/lbgraph", "cmd nodes/all control/all", ""},
 	// beside it: tools of the repository, which nothing but cmd imports
 	{"internal/...", "io/... graph/... runtime/... control/... nodes/... cmd", "*"},
