@@ -58,8 +58,6 @@ type Packet struct {
 	vip, backend uint32
 	own          int // the output that is the packet's own frame, −1 if none
 	way          *step
-	last         *graph.Instance // the last node of the way
-	reply        bool            // it left a node by an output that is a reply
 }
 
 // Output is a frame that a packet caused.
