@@ -29,32 +29,36 @@ const (
 	maxError6 = 1280
 )
 
-// errorTTL is the TTL or hop limit of packets of our own, errorToS the precedence
+// OwnTTL is the TTL or hop limit of packets of our own (RFC 1700), errorToS the precedence
 // "internetwork control" (RFC 1812 §4.3.2.5).
 const (
-	ownTTL   = 64
+	OwnTTL   = 64
 	errorToS = 0xc0
 )
 
-// Answerable tells whether an error may be sent about lane i, which has fact l3: not about
-// ICMP (the kinds that ask see only errors of it), a later fragment, a packet whose flow
-// columns are not its own, or one whose link-layer destination or source address names no
-// single host (RFC 1122 §3.2.2, RFC 1812 §4.3.2.7, RFC 4443 §2.4(e)).
-func (v *Vector) Answerable(i int) bool {
+// FromHost tells whether lane i, which has fact l3, came from one host and was not sent to
+// a group of the link layer: what any answer needs (RFC 1122 §3.2.2, RFC 1812 §4.3.2.7,
+// RFC 4443 §2.4(e)).
+func (v *Vector) FromHost(i int) bool {
 	i &= 63
-	if v.Flags[i]&(ICMP|Later|Related) != 0 || v.Len[i] < EtherLen || v.Bytes(i)[0]&1 != 0 {
+	if v.Len[i] < EtherLen || v.Bytes(i)[0]&1 != 0 {
 		return false
 	}
 	s := v.Src[i]
-	if v.Flags[i]&V6 == 0 {
-		switch a := s.V4() >> 24; {
-		case a == 0, a == 127, a >= 224: // this network, loopback, multicast and beyond
-			return false
-		}
-		return true
+	if v.Flags[i]&V6 != 0 {
+		// The unspecified address, loopback and mapped IPv4 lie in ::/64.
+		return s.Hi != 0 && s.Hi>>56 != 0xff
 	}
-	// The unspecified address, loopback and mapped IPv4 lie in ::/64.
-	return s.Hi != 0 && s.Hi>>56 != 0xff
+	// Not this network, loopback, multicast and beyond.
+	a := s.V4() >> 24
+	return a != 0 && a != 127 && a < 224
+}
+
+// Answerable tells whether an error may be sent about lane i: it is FromHost, and neither
+// ICMP (the kinds that ask see only errors of it) nor a later fragment nor a packet whose flow
+// columns are not its own.
+func (v *Vector) Answerable(i int) bool {
+	return v.Flags[i&63]&(ICMP|Later|Related) == 0 && v.FromHost(i)
 }
 
 // MakeError turns lane i, which is Answerable and not chained, into the ICMP or ICMPv6
@@ -94,7 +98,7 @@ func (v *Vector) MakeError(i int, typ, code uint8, rest uint32, id uint16, room 
 		sum += PseudoSum(v.Src[i], v.Dst[i], ProtoICMPv6, uint32(len(icmp)))
 		be.PutUint32(ip[0:], 6<<28|errorToS<<20)
 		be.PutUint16(ip[4:], uint16(len(icmp)))
-		ip[6], ip[7] = ProtoICMPv6, ownTTL
+		ip[6], ip[7] = ProtoICMPv6, OwnTTL
 		v.Src[i].Put16(ip[8:])
 		v.Dst[i].Put16(ip[24:])
 		v.Flags[i] = v.Flags[i]&Tagged | V6 | DF | ICMP
@@ -102,7 +106,7 @@ func (v *Vector) MakeError(i int, typ, code uint8, rest uint32, id uint16, room 
 		v.Proto[i] = ProtoICMP
 		be.PutUint32(ip[0:], 0x45<<24|errorToS<<16|v.IPLen[i])
 		be.PutUint32(ip[4:], uint32(id)<<16)
-		be.PutUint32(ip[8:], ownTTL<<24|ProtoICMP<<16)
+		be.PutUint32(ip[8:], OwnTTL<<24|ProtoICMP<<16)
 		be.PutUint32(ip[12:], v.Src[i].V4())
 		be.PutUint32(ip[16:], v.Dst[i].V4())
 		be.PutUint16(ip[10:], Checksum(ip))

@@ -6,6 +6,7 @@ import (
 	_ "github.com/lbgraph/lbgraph/nodes/packet/generate"
 	_ "github.com/lbgraph/lbgraph/nodes/packet/gre-encap"
 	_ "github.com/lbgraph/lbgraph/nodes/packet/gue-encap"
+	_ "github.com/lbgraph/lbgraph/nodes/packet/icmp-vip"
 	_ "github.com/lbgraph/lbgraph/nodes/packet/ipip-encap"
 	_ "github.com/lbgraph/lbgraph/nodes/packet/maglev-select"
 	_ "github.com/lbgraph/lbgraph/nodes/packet/mss-clamp"
