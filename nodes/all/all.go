@@ -2,10 +2,12 @@
 package all
 
 import (
+	_ "github.com/lbgraph/lbgraph/nodes/packet/decap"
 	_ "github.com/lbgraph/lbgraph/nodes/packet/frag-pin"
 	_ "github.com/lbgraph/lbgraph/nodes/packet/generate"
 	_ "github.com/lbgraph/lbgraph/nodes/packet/gre-encap"
 	_ "github.com/lbgraph/lbgraph/nodes/packet/gue-encap"
+	_ "github.com/lbgraph/lbgraph/nodes/packet/handoff"
 	_ "github.com/lbgraph/lbgraph/nodes/packet/icmp-vip"
 	_ "github.com/lbgraph/lbgraph/nodes/packet/ipip-encap"
 	_ "github.com/lbgraph/lbgraph/nodes/packet/maglev-select"
