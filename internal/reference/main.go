@@ -1,7 +1,8 @@
 // Reference writes the generated parts of the reference pages: in the README.md
 // of each kind, the lists between the lines <!-- generated --> and
-// <!-- /generated --> under the headings Arguments, Outputs and Counters; and
-// docs/nodes.md, the list of all kinds. It runs in the root of the repository.
+// <!-- /generated --> under the headings Arguments, Outputs and Counters; the
+// arguments of blocks in docs/file.md; docs/nodes.md, the list of all kinds; and
+// docs/commands.md. It runs in the root of the repository.
 package main
 
 import (
@@ -11,8 +12,11 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/lbgraph/lbgraph/cmd"
 	_ "github.com/lbgraph/lbgraph/control/all"
 	"github.com/lbgraph/lbgraph/graph"
+	"github.com/lbgraph/lbgraph/graph/conf"
+	"github.com/lbgraph/lbgraph/graph/lang"
 	_ "github.com/lbgraph/lbgraph/nodes/all"
 )
 
@@ -65,6 +69,27 @@ func pages(root string) (map[string][]byte, error) {
 		}
 	}
 	all[filepath.Join(root, "docs", "nodes.md")] = []byte(list.String())
+	all[filepath.Join(root, "docs", "commands.md")] = []byte(cmd.Reference())
+	path := filepath.Join(root, "docs", "file.md")
+	old, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	text := string(old)
+	pool, vip, edge := lang.PoolDefaults(), lang.VIPDefaults(), graph.GraphDefaults()
+	for _, block := range []struct {
+		name   string
+		config any
+	}{{"pool", &pool}, {"vip", &vip}, {"graph", &edge}} {
+		head := "<!-- generated " + block.name + " -->\n"
+		before, rest, found := strings.Cut(text, head)
+		_, after, closed := strings.Cut(rest, end)
+		if !found || !closed {
+			return nil, fmt.Errorf("%s: there are no lines %s and %s", path, strings.TrimSpace(head), strings.TrimSpace(end))
+		}
+		text = before + head + arguments(graph.Description{Arguments: graph.Arguments(conf.Document(block.config))}) + end + after
+	}
+	all[path] = []byte(text)
 	return all, nil
 }
 
