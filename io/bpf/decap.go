@@ -203,6 +203,24 @@ func (d *Decap) attachTC(o DecapOptions) error {
 	return nil
 }
 
+// Alive tells whether the program still stands on the interface: that may have
+// gone, or somebody may have taken the program off. Of TC before Linux 6.6 it does
+// not know.
+func (d *Decap) Alive() bool {
+	if d.link == nil {
+		return d.tc != nil
+	}
+	info, err := d.link.Info()
+	if err != nil {
+		return false
+	}
+	if x := info.TCX(); x != nil {
+		return x.Ifindex != 0
+	}
+	x := info.XDP()
+	return x != nil && x.Ifindex != 0
+}
+
 // DecapCounts is what a Decap counted, by name.
 type DecapCounts struct {
 	// Stripped is packets whose outer header was taken off, by kind of tunnel.
