@@ -11,7 +11,7 @@ import (
 // Every package says in one place what it is.
 func TestPackageComments(t *testing.T) {
 	for _, p := range packages(t) {
-		files := source(t, p.Dir, false)
+		files := source(t, p.Dir, p.Files)
 		if len(files) == 0 {
 			continue
 		}
@@ -50,7 +50,7 @@ func TestKindsHaveTheirParts(t *testing.T) {
 		}
 		t.Run(filepath.Base(p.Path), func(t *testing.T) {
 			folder := filepath.Base(p.Path)
-			for _, f := range source(t, p.Dir, false) {
+			for _, f := range source(t, p.Dir, p.Files) {
 				if want := strings.ReplaceAll(folder, "-", ""); f.Name.Name != want {
 					t.Errorf("package %s, want %s", f.Name.Name, want)
 					break
@@ -59,7 +59,7 @@ func TestKindsHaveTheirParts(t *testing.T) {
 			checkReadme(t, p.Dir, folder)
 			var tests, benchmarks, fuzzers int
 			allocs := false
-			for _, f := range source(t, p.Dir, true) {
+			for _, f := range source(t, p.Dir, p.TestFiles) {
 				for _, d := range f.Decls {
 					fn, ok := d.(*ast.FuncDecl)
 					if !ok || fn.Recv != nil {

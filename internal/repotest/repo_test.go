@@ -23,10 +23,12 @@ type pkg struct {
 	Path, Dir string
 	Imports   []string // of its code without tests
 	Tests     []string // of its tests
+	Files     []string // that are built here, without tests
+	TestFiles []string
 }
 
 var load = sync.OnceValues(func() ([]pkg, error) {
-	cmd := exec.Command("go", "list", "-e", "-json=ImportPath,Dir,Imports,TestImports,XTestImports", "./...")
+	cmd := exec.Command("go", "list", "-e", "-json=ImportPath,Dir,GoFiles,TestGoFiles,XTestGoFiles,Imports,TestImports,XTestImports", "./...")
 	cmd.Dir = root
 	out, err := cmd.Output()
 	if err != nil {
@@ -36,6 +38,7 @@ var load = sync.OnceValues(func() ([]pkg, error) {
 	for d := json.NewDecoder(bytes.NewReader(out)); ; {
 		var p struct {
 			ImportPath, Dir                    string
+			GoFiles, TestGoFiles, XTestGoFiles []string
 			Imports, TestImports, XTestImports []string
 		}
 		if err := d.Decode(&p); err == io.EOF {
@@ -44,10 +47,12 @@ var load = sync.OnceValues(func() ([]pkg, error) {
 			return nil, err
 		}
 		all = append(all, pkg{
-			Path:    strings.TrimPrefix(p.ImportPath, module+"/"),
-			Dir:     p.Dir,
-			Imports: p.Imports,
-			Tests:   append(p.TestImports, p.XTestImports...),
+			Path:      strings.TrimPrefix(p.ImportPath, module+"/"),
+			Dir:       p.Dir,
+			Imports:   p.Imports,
+			Tests:     append(p.TestImports, p.XTestImports...),
+			Files:     p.GoFiles,
+			TestFiles: append(p.TestGoFiles, p.XTestGoFiles...),
 		})
 	}
 })
@@ -102,18 +107,11 @@ func read(t *testing.T, file string) string {
 	return string(b)
 }
 
-// source parses the Go files of a folder; tests says which.
-func source(t *testing.T, dir string, tests bool) (files []*ast.File) {
+// source parses Go files of a folder.
+func source(t *testing.T, dir string, names []string) (files []*ast.File) {
 	t.Helper()
-	names, err := filepath.Glob(filepath.Join(dir, "*.go"))
-	if err != nil {
-		t.Fatal(err)
-	}
 	for _, name := range names {
-		if strings.HasSuffix(name, "_test.go") != tests {
-			continue
-		}
-		f, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.ParseComments|parser.SkipObjectResolution)
+		f, err := parser.ParseFile(token.NewFileSet(), filepath.Join(dir, name), nil, parser.ParseComments|parser.SkipObjectResolution)
 		if err != nil {
 			t.Fatal(err)
 		}
