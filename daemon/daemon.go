@@ -15,6 +15,7 @@ import (
 
 	"github.com/lbgraph/lbgraph/control/state"
 	"github.com/lbgraph/lbgraph/graph"
+	"github.com/lbgraph/lbgraph/graph/conf"
 	"github.com/lbgraph/lbgraph/io/umem"
 	"github.com/lbgraph/lbgraph/runtime"
 )
@@ -43,8 +44,10 @@ type Daemon struct {
 	stopping atomic.Bool
 	ready    atomic.Bool
 
-	mu   sync.Mutex
+	mu   sync.Mutex // over a reload
 	file *graph.File
+
+	watchers sync.Map // of func(), by a key of its own: called when targets of checks change
 }
 
 type control struct {
@@ -210,9 +213,59 @@ func (d *Daemon) Reload(f *graph.File) (runtime.Plan, error) {
 	if err := d.xdp.update(f.Spec); err != nil {
 		return plan, err
 	}
+	if err := d.reloadControls(f); err != nil {
+		return plan, err
+	}
 	d.file = f
+	d.watchers.Range(func(_, f any) bool { f.(func())(); return true })
 	return plan, nil
 }
+
+// reloadControls changes, starts and stops controls. Those that do not change keep
+// running.
+func (d *Daemon) reloadControls(f *graph.File) error {
+	var next []control
+	var errs []error
+	ctx, cancel := context.WithTimeout(context.Background(), reloadTime)
+	defer cancel()
+	running := map[string]control{}
+	for _, c := range d.controls {
+		running[c.inst.Kind.Name+" "+c.inst.Name] = c
+	}
+	for _, inst := range f.Controls {
+		key := inst.Kind.Name + " " + inst.Name
+		if c, ok := running[key]; ok {
+			delete(running, key)
+			if !conf.Equal(c.inst.Config, inst.Config) {
+				if err := c.Control.(graph.Reconfigurer).Reconfigure(inst.Config); err != nil {
+					errs = append(errs, fmt.Errorf("%s: %w", key, err))
+					inst = c.inst
+				}
+			}
+			next = append(next, control{inst, c.Control})
+			continue
+		}
+		ctl, err := inst.Kind.Control(inst.Config, d.env(inst))
+		if err == nil {
+			err = ctl.Start(ctx)
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", key, err))
+			continue
+		}
+		next = append(next, control{inst, ctl})
+	}
+	for key, c := range running {
+		if err := c.Stop(ctx); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", key, err))
+		}
+	}
+	d.controls = next
+	return errors.Join(errs...)
+}
+
+// reloadTime bounds the start and stop of controls in a reload.
+const reloadTime = 10 * time.Second
 
 func packetGraphs(f *graph.File) (gs []*graph.Graph) {
 	for _, g := range f.Graphs {
@@ -239,6 +292,16 @@ func (d *Daemon) Snapshot() *state.Snapshot { return d.store.Cell().Load() }
 
 // Store is what the state is kept in.
 func (d *Daemon) Store() *state.Store { return d.store }
+
+// SetHealth takes what a check found out.
+func (d *Daemon) SetHealth(t state.Target, h state.Health) { d.store.SetHealth(t, h) }
+
+// WatchTargets calls f whenever the targets of checks may have changed, until stop.
+func (d *Daemon) WatchTargets(f func()) (stop func()) {
+	key := new(int)
+	d.watchers.Store(key, f)
+	return func() { d.watchers.Delete(key) }
+}
 
 // Version is the program's version.
 func (d *Daemon) Version() string { return d.opts.Version }

@@ -20,9 +20,12 @@ func Diff(old, to *graph.File) (p runtime.Plan) {
 		func(x *graph.Instance) string { return strings.TrimSpace(x.Kind.Name + " " + x.Name) },
 		func(a, b *graph.Instance) []string { return conf.Changes(a.Config, b.Config) })...)
 	for i := range p {
-		// Controls do not change while they run.
-		if p[i].Class == runtime.Live && strings.HasPrefix(p[i].What, "control ") {
-			p[i].Class = runtime.Restart
+		// Most controls do not change while they run.
+		if name, ok := strings.CutPrefix(p[i].What, "control "); ok && p[i].Class == runtime.Live {
+			name, _, _ = strings.Cut(name, " ")
+			if !graph.Lookup(name).Live {
+				p[i].Class = runtime.Restart
+			}
 		}
 	}
 	for _, g := range to.Graphs {

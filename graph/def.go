@@ -92,6 +92,9 @@ type Def[C any] struct {
 	Check func(C) error
 	// Single allows one instance of the kind in a file.
 	Single bool
+	// Live tells that a control takes a changed configuration while it runs: it is a
+	// Reconfigurer, and may be added and removed by a reload.
+	Live bool
 
 	// Exactly one of these builds the kind, and says its plane.
 	Packets func(C, *Env) (Maker, error)
@@ -131,6 +134,7 @@ type Kind struct {
 	Name, Summary  string
 	Plane          Plane
 	Source, Single bool
+	Live           bool
 	Needs, Forbids Facts
 	Outputs        []Output
 	Counters       []Counter
@@ -171,7 +175,7 @@ func newKind[C any](d Def[C]) (*Kind, error) {
 		return nil, fmt.Errorf("exactly one of Packets and Control builds a kind")
 	}
 	k := &Kind{
-		Name: d.Kind, Summary: d.Summary, Source: d.Source, Single: d.Single,
+		Name: d.Kind, Summary: d.Summary, Source: d.Source, Single: d.Single, Live: d.Live,
 		Needs: d.Needs, Forbids: d.Forbids, Outputs: d.Outputs, Counters: d.Counters, Headroom: d.Headroom,
 		TakesOverhead: d.TakesOverhead, Guards: d.Guards,
 	}

@@ -219,3 +219,7 @@ type Control interface {
 	// Stop ends it and answers when nothing of it runs any more.
 	Stop(ctx context.Context) error
 }
+
+// A Reconfigurer is a Control that takes a changed configuration, which is what
+// Kind.NewConfig answered, filled in. On error it goes on as before.
+type Reconfigurer interface{ Reconfigure(config any) error }

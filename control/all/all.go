@@ -3,5 +3,6 @@ package all
 
 import (
 	_ "github.com/lbgraph/lbgraph/control/admin"
+	_ "github.com/lbgraph/lbgraph/control/health"
 	_ "github.com/lbgraph/lbgraph/control/metrics"
 )
