@@ -182,7 +182,7 @@ func (p *Reader) nextPcap() (pkt Packet, err error) {
 	// A fraction of a second or more is wrong, and harmless.
 	pkt.Time = int64(sec)*1e9 + int64(frac)*p.unit
 	pkt.Data, err = p.data(n)
-	pkt.Length = max(int(length), int(n))
+	pkt.Length = int(max(n, min(length, math.MaxInt32)))
 	return pkt, err
 }
 
