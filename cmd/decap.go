@@ -77,7 +77,7 @@ whose headers contradict each other drop.`,
 		if err != nil {
 			return refused("interface %s: %w", dev, xsk.ErrNoInterface)
 		}
-		o.Interface, o.MTU = i.Index, i.MTU
+		o.Interface = i.Index
 		d, err := bpf.AttachDecap(o)
 		if err != nil {
 			return refused("interface %s: %w", dev, err)

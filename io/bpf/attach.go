@@ -39,7 +39,7 @@ func ParseMode(s string) (Mode, error) {
 type AttachOptions struct {
 	Interface int // its index, in the namespace of the calling thread
 	Mode      Mode
-	// Jumbo is for interfaces whose frames may be longer than a page holds.
+	// Jumbo is for sockets that take frames of several chunks.
 	Jumbo bool
 	// Replace takes a program of somebody else off.
 	Replace bool
@@ -61,39 +61,40 @@ const busy = time.Second
 
 // Attach puts the program on an interface.
 func (a *Admission) Attach(o AttachOptions) (*Attachment, error) {
-	if !o.Jumbo {
-		// The plain program also makes a veth pair's other end cut what it sends to
-		// the MTU; the one for frames of several buffers does not.
-		return attach(a.plain, o)
-	}
-	if a.frags != nil {
-		return attach(a.frags, o)
-	}
-	if o.Mode == Native {
-		return nil, fmt.Errorf("%w for native XDP: the kernel takes no frames of several buffers (Linux 5.18)", ErrMTU)
-	}
-	o.Mode = Generic
-	return attach(a.plain, o)
+	return attach(a.plain, a.frags, o)
 }
 
-func attach(p *ebpf.Program, o AttachOptions) (*Attachment, error) {
+// attach tries the plain program first, since with it the other end of a veth pair
+// cuts what it sends to the MTU, and then the one for frames of several buffers, nil
+// where the kernel has none: without it drivers refuse an MTU beyond a page.
+func attach(plain, frags *ebpf.Program, o AttachOptions) (*Attachment, error) {
+	try := []*ebpf.Program{plain, frags}
+	if o.Jumbo && frags != nil {
+		try = try[1:]
+	} else if frags == nil {
+		try = try[:1]
+	}
 	var refused error
 	if o.Mode != Generic {
-		l, err := attachAs(p, o, link.XDPDriverMode)
-		if err == nil {
-			return &Attachment{Mode: Native, link: l}, nil
-		}
-		for _, end := range []error{ErrForeign, ErrNoInterface, ErrPrivilege} {
-			if errors.Is(err, end) {
-				return nil, err
+		for _, p := range try {
+			l, err := attachAs(p, o, link.XDPDriverMode)
+			if err == nil {
+				return &Attachment{Mode: Native, link: l}, nil
+			}
+			for _, end := range []error{ErrForeign, ErrNoInterface, ErrPrivilege} {
+				if errors.Is(err, end) {
+					return nil, err
+				}
+			}
+			if refused == nil {
+				refused = err
 			}
 		}
 		if o.Mode == Native {
-			return nil, fmt.Errorf("native XDP: %w", err)
+			return nil, fmt.Errorf("native XDP: %w", refused)
 		}
-		refused = err
 	}
-	l, err := attachAs(p, o, link.XDPGenericMode)
+	l, err := attachAs(try[0], o, link.XDPGenericMode)
 	if err != nil {
 		return nil, fmt.Errorf("generic XDP: %w", err)
 	}

@@ -57,7 +57,6 @@ next:
 // DecapOptions say what is taken off, and where.
 type DecapOptions struct {
 	Interface int          // its index, in the namespace of the calling thread
-	MTU       int          // of the interface
 	Addresses []netip.Addr // what outer packets must be sent to; nil is any
 	Tunnels   Tunnels
 	GUEPort   uint16 // 0 is GUEPort
@@ -105,15 +104,11 @@ func (d *Decap) attach(o DecapOptions) error {
 		d.Mode = "tc"
 		return nil
 	}
-	// Beyond about 3500 bytes a page does not hold the frame.
-	prog := d.objs.Programs["lbgraph_decap"]
-	if frags := d.objs.Programs["lbgraph_decaps"]; frags != nil && o.MTU > 3000 {
-		prog = frags
-	}
 	if o.Mode == "" {
 		o.Mode = Auto
 	}
-	a, err := attach(prog, AttachOptions{Interface: o.Interface, Mode: o.Mode, Replace: o.Replace})
+	p := d.objs.Programs
+	a, err := attach(p["lbgraph_decap"], p["lbgraph_decaps"], AttachOptions{Interface: o.Interface, Mode: o.Mode, Replace: o.Replace})
 	if err != nil {
 		return err
 	}

@@ -350,20 +350,20 @@ func TestDecapOfBrokenFrames(t *testing.T) {
 func TestDecapOnVeth(t *testing.T) {
 	for _, c := range []struct {
 		name, mode string
+		mtu        int
 		o          DecapOptions
 	}{
-		{"native", "native", DecapOptions{Mode: Native}},
-		{"generic", "generic", DecapOptions{Mode: Generic}},
-		{"auto", "native", DecapOptions{}},
-		{"jumbo", "native", DecapOptions{Mode: Native, MTU: 9000}},
-		{"tc", "tc", DecapOptions{TC: true}},
-		{"clsact", "tc", DecapOptions{TC: true, clsact: true}},
+		{"native", "native", 1600, DecapOptions{Mode: Native}},
+		{"generic", "generic", 1600, DecapOptions{Mode: Generic}},
+		{"auto", "native", 1600, DecapOptions{}},
+		{"jumbo", "native", 9000, DecapOptions{Mode: Native}},
+		{"tc", "tc", 1600, DecapOptions{TC: true}},
+		{"clsact", "tc", 1600, DecapOptions{TC: true, clsact: true}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			lb, backend := netnstest.New(t), netnstest.New(t)
-			mtu := max(1600, c.o.MTU)
-			netnstest.Veth(netnstest.End{NS: lb, Name: "l0", Addrs: []string{remote4 + "/24", remote6 + "/64"}, MTU: mtu},
-				netnstest.End{NS: backend, Name: "eth0", Addrs: []string{local4 + "/24", local6 + "/64"}, MTU: mtu})
+			netnstest.Veth(netnstest.End{NS: lb, Name: "l0", Addrs: []string{remote4 + "/24", remote6 + "/64"}, MTU: c.mtu},
+				netnstest.End{NS: backend, Name: "eth0", Addrs: []string{local4 + "/24", local6 + "/64"}, MTU: c.mtu})
 			for _, a := range []string{"203.0.113.10/32", "2001:db8::10/128"} {
 				backend.Exec("ip", "addr", "add", a, "dev", "lo")
 			}

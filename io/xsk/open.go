@@ -362,13 +362,14 @@ func (p *Port) Info() graph.PortInfo { return p.info }
 // Attached tells whether the program still stands on the interface.
 func (p *Port) Attached() bool { return p.prog.Alive() }
 
-// Stats is what the kernel counted on one socket (struct xdp_statistics).
+// Stats is what the kernel counted on one socket (struct xdp_statistics). Packets
+// lost are RxDropped + RxRingFull.
 type Stats struct {
-	RxDropped     uint64 // packets too long for a chunk, or for want of memory
+	RxDropped     uint64 // packets too long for a chunk, or for want of free frames
 	RxInvalid     uint64 // entries of the fill ring that name no frame
 	TxInvalid     uint64 // entries of the transmit ring that name no frame
 	RxRingFull    uint64 // packets dropped because the receive ring was full
-	FillRingEmpty uint64 // packets dropped for want of free frames
+	FillRingEmpty uint64 // looks at the fill ring that found nothing
 	TxRingEmpty   uint64 // looks at the transmit ring that found nothing
 }
 

@@ -4,7 +4,11 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"fmt"
+	"io"
 	"net/netip"
+	"os"
+	"os/exec"
 	"strconv"
 	"strings"
 	"testing"
@@ -527,6 +531,66 @@ func TestBusy(t *testing.T) {
 	}
 }
 
+// A process that is killed leaves nothing behind, and its place can be taken at
+// once.
+func TestKilled(t *testing.T) {
+	modes(t, func(t *testing.T, mode bpf.Mode) {
+		l := newLab(t, 2, 1500)
+		child := exec.Command(os.Args[0])
+		child.Env = append(os.Environ(), "XSK_TEST_OPEN="+string(mode))
+		out, err := child.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		child.Stderr = os.Stderr
+		l.balancer.Start(child)
+		ready := make([]byte, 6)
+		if _, err := io.ReadFull(out, ready); err != nil || string(ready) != "ready\n" {
+			t.Fatalf("the child says %q, %v", ready, err)
+		}
+		if s := l.balancer.Exec("ip", "-d", "link", "show", "b0"); !strings.Contains(s, "xdp") {
+			t.Fatalf("the child attached nothing: %s", s)
+		}
+		if err := child.Process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		m := memory(t, 1024, 2048)
+		p := l.mustOpen(Options{Mode: mode, Ring: 128, Memory: m, Program: program(t)})
+		c := newCore(t, p, m)
+		c.pass()
+		l.send(l.udp("203.0.113.10", 4500, 1, 80))
+		c.until("a packet is received", func() bool { return c.got >= 1 })
+		if err := p.Close(); err != nil {
+			t.Error(err)
+		}
+		if s := l.balancer.Exec("ip", "-d", "link", "show", "b0"); strings.Contains(s, "xdp") {
+			t.Errorf("left behind: %s", s)
+		}
+	})
+}
+
+// TestMain is also the process that TestKilled kills.
+func TestMain(m *testing.M) {
+	mode := os.Getenv("XSK_TEST_OPEN")
+	if mode == "" {
+		os.Exit(m.Run())
+	}
+	mem, err := umem.New(1024, 2048, false)
+	var prog *bpf.Admission
+	if err == nil {
+		prog, err = bpf.NewAdmission()
+	}
+	if err == nil {
+		_, err = Open(Options{Interface: "b0", Mode: bpf.Mode(mode), Ring: 128, Memory: mem, Program: prog})
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	fmt.Println("ready")
+	time.Sleep(time.Minute)
+}
+
 // foreign attaches a program that is not ours.
 func (l *lab) foreign(flags link.XDPAttachFlags) (*ebpf.Program, link.Link) {
 	l.t.Helper()
@@ -690,4 +754,59 @@ func TestPrivilege(t *testing.T) {
 	if !errors.Is(load, ErrPrivilege) {
 		t.Errorf("loading: %v", load)
 	}
+}
+
+// With large chunks the plain program's limit lies below the chunk's.
+func TestNativeBeyondAPage(t *testing.T) {
+	for mtu, want := range map[int]string{1500: "native, copy", 3600: "native, copy", 3818: "native, copy", 3819: "native, copy", 9000: "native, copy"} {
+		l := newLab(t, 1, mtu)
+		m := memory(t, 1024, 4096)
+		p := l.mustOpen(Options{Ring: 128, Memory: m, Program: program(t)})
+		if p.Info().Mode != want {
+			t.Errorf("MTU %d: %s", mtu, p.Info().Mode)
+		}
+		c := newCore(t, p, m)
+		c.pass()
+		l.send(l.udp("203.0.113.10", 4500, 1, mtu+14))
+		c.until("the packet is received", func() bool { return c.got >= 1 })
+		if b := l.heard(); len(b) != mtu+14 {
+			t.Errorf("MTU %d: %d bytes come back", mtu, len(b))
+		}
+		if long := mtu+frameOverhead > 4096-front; long != p.queues[0].sg || c.chain > 0 && !long {
+			t.Errorf("MTU %d: chains %v, %d of them", mtu, p.queues[0].sg, c.chain)
+		}
+	}
+}
+
+// More comes than the rings hold: what is lost is counted, and no frame is.
+func TestOverload(t *testing.T) {
+	modes(t, func(t *testing.T, mode bpf.Mode) {
+		l := newLab(t, 1, 1500)
+		m := memory(t, 192, 2048)
+		prog := program(t)
+		p := l.mustOpen(Options{Mode: mode, Ring: 64, Memory: m, Program: prog})
+		c := newCore(t, p, m)
+		sent := 0
+		for range 20 {
+			for range 150 {
+				l.send(l.udp("203.0.113.10", 4500, uint32(sent), 100))
+				sent++
+			}
+			c.pass()
+			c.check()
+		}
+		var s Stats
+		c.until("all is received or lost", func() bool {
+			var err error
+			if s, err = p.Stats(0); err != nil {
+				t.Fatal(err)
+			}
+			return c.got+int(s.RxRingFull+s.RxDropped) >= sent && p.queues[0].Census().Rx == 0
+		})
+		c.until("all is quiet", func() bool { k := p.queues[0].Census(); return k.Tx+k.Rx+k.Completion == 0 })
+		if s.RxInvalid+s.TxInvalid != 0 || c.got == 0 || c.got == sent || c.got+int(s.RxRingFull+s.RxDropped) != sent {
+			t.Errorf("%d of %d received: %+v", c.got, sent, s)
+		}
+		t.Logf("%d of %d received: %+v", c.got, sent, s)
+	})
 }
