@@ -2,7 +2,9 @@
 package all
 
 import (
+	_ "github.com/lbgraph/lbgraph/nodes/packet/count"
 	_ "github.com/lbgraph/lbgraph/nodes/packet/decap"
+	_ "github.com/lbgraph/lbgraph/nodes/packet/drop"
 	_ "github.com/lbgraph/lbgraph/nodes/packet/frag-pin"
 	_ "github.com/lbgraph/lbgraph/nodes/packet/generate"
 	_ "github.com/lbgraph/lbgraph/nodes/packet/gre-encap"
@@ -16,6 +18,9 @@ import (
 	_ "github.com/lbgraph/lbgraph/nodes/packet/parse"
 	_ "github.com/lbgraph/lbgraph/nodes/packet/pcap-rx"
 	_ "github.com/lbgraph/lbgraph/nodes/packet/pcap-tx"
+	_ "github.com/lbgraph/lbgraph/nodes/packet/punt"
+	_ "github.com/lbgraph/lbgraph/nodes/packet/reflect"
+	_ "github.com/lbgraph/lbgraph/nodes/packet/ttl"
 	_ "github.com/lbgraph/lbgraph/nodes/packet/vip-classify"
 	_ "github.com/lbgraph/lbgraph/nodes/packet/xdp-rx"
 	_ "github.com/lbgraph/lbgraph/nodes/packet/xdp-tx"
