@@ -20,6 +20,7 @@ import (
 	_ "github.com/lbgraph/lbgraph/nodes/packet/pcap-tx"
 	_ "github.com/lbgraph/lbgraph/nodes/packet/punt"
 	_ "github.com/lbgraph/lbgraph/nodes/packet/reflect"
+	_ "github.com/lbgraph/lbgraph/nodes/packet/sample"
 	_ "github.com/lbgraph/lbgraph/nodes/packet/ttl"
 	_ "github.com/lbgraph/lbgraph/nodes/packet/vip-classify"
 	_ "github.com/lbgraph/lbgraph/nodes/packet/xdp-rx"
