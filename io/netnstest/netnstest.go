@@ -3,7 +3,7 @@
 // and by what runs inside it, so it is gone when the test's process is, however
 // that ends.
 //
-// Tests that call New are skipped without root.
+// Tests that call New are skipped without root, and under -short.
 package netnstest
 
 import (
@@ -39,8 +39,11 @@ type NS struct {
 // that was cleaned up later.
 func New(t testing.TB) *NS {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("network namespaces need root")
+	switch {
+	case testing.Short():
+		t.Skip("short: makes network namespaces")
+	case os.Geteuid() != 0:
+		t.Skip("root: network namespaces need it")
 	}
 	n := &NS{t: t, fd: -1}
 	err := onThread(func() (err error) {
