@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -46,6 +47,8 @@ type Daemon struct {
 
 	mu   sync.Mutex // over a reload
 	file *graph.File
+
+	gateways atomic.Pointer[[]netip.Addr]
 
 	watchers sync.Map // of func(), by a key of its own: called when targets of checks change
 }
@@ -94,6 +97,7 @@ func New(f *graph.File, o Options) (d *Daemon, err error) {
 		}
 		d.engines = append(d.engines, e)
 	}
+	d.findGateways(f)
 	for _, c := range f.Controls {
 		ctl, err := c.Kind.Control(c.Config, d.env(c))
 		if err != nil {
@@ -217,6 +221,7 @@ func (d *Daemon) Reload(f *graph.File) (runtime.Plan, error) {
 		return plan, err
 	}
 	d.file = f
+	d.findGateways(f)
 	d.watchers.Range(func(_, f any) bool { f.(func())(); return true })
 	return plan, nil
 }

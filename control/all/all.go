@@ -5,4 +5,5 @@ import (
 	_ "github.com/lbgraph/lbgraph/control/admin"
 	_ "github.com/lbgraph/lbgraph/control/health"
 	_ "github.com/lbgraph/lbgraph/control/metrics"
+	_ "github.com/lbgraph/lbgraph/control/neigh"
 )

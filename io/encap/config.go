@@ -47,6 +47,13 @@ func (c Config) Check() error {
 	return nil
 }
 
+// Gateway answers the address that next_hop names, with its zone; ok is false
+// where it names something else.
+func (c Config) Gateway() (a netip.Addr, ok bool) {
+	h, _ := parseNextHop(c.NextHop)
+	return h.gateway, h.gateway.IsValid()
+}
+
 // nextHop is next_hop, understood. At most one of its parts is set; none is the
 // sender.
 type nextHop struct {

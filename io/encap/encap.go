@@ -160,7 +160,7 @@ func (e *Encap) template(s *state.Snapshot, b *state.Backend) (t template) {
 	case e.hop.kernel:
 		mac, known = b.MAC, b.HasMAC
 	case e.hop.gateway.IsValid():
-		mac, known = s.Neighbours[e.hop.gateway]
+		mac, known = s.Neighbours[e.hop.gateway.Unmap().WithZone("")]
 	}
 	t.mac = 1
 	if known {
