@@ -13,5 +13,6 @@ graph "punts" {
   }
   node "icmp-vip" "icmp-vip" { echo = "punt" }
   node "conntrack" "ct" {}
+  node "sample" "sample" { file = "wrong.pcap" }
   node "mtu-check" "mtu" {}
 }

@@ -7,10 +7,11 @@ graph "edge" {
     icmp       = [parse.icmp, vip-classify.icmp, icmp-vip, ct]
     echo       = [icmp-vip.reply, tx]
     too_big    = [mtu.reply, tx]
-    extra_path = [count, sample, count]
+    extra_path = [count, again, count]
   }
   node "xdp-rx" "rx" { interface = "eth0" }
   node "conntrack" "ct" {}
+  node "count" "again" {}
   node "mss-clamp" "clamp" {}
   node "mtu-check" "mtu" {}
   node "gre-encap" "gre" {}
