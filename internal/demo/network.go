@@ -26,17 +26,28 @@ type network struct {
 }
 
 type process struct {
-	name string
-	cmd  *exec.Cmd
-	log  string
-	done chan struct{} // closed when it ended; err is set then
-	err  error
+	name  string
+	cmd   *exec.Cmd
+	log   string
+	began time.Time
+	done  chan struct{} // closed when it ended; err is set then
+	err   error
 }
 
 func newNetwork(binary string) (*network, error) {
 	for _, tool := range []string{"ip", "nsenter", "ethtool", "curl"} {
 		if _, err := exec.LookPath(tool); err != nil {
 			return nil, fmt.Errorf("the demo needs %s, which is not installed", tool)
+		}
+	}
+	// What a killed demo left, for no other runs now.
+	old, err := filepath.Glob(filepath.Join(os.TempDir(), prefix+"*"))
+	if err != nil {
+		return nil, err
+	}
+	for _, path := range old {
+		if err := os.RemoveAll(path); err != nil {
+			return nil, err
 		}
 	}
 	dir, err := os.MkdirTemp("", prefix)
@@ -128,7 +139,7 @@ func (n *network) run(ctx context.Context, space string, args ...string) (string
 
 // start begins an lbgraph command in a namespace; it runs until close.
 func (n *network) start(space, name string, args ...string) error {
-	p := &process{name: space + " " + name, log: filepath.Join(n.dir, space+"-"+name+".log"), done: make(chan struct{})}
+	p := &process{name: space + " " + name, log: filepath.Join(n.dir, space+"-"+name+".log"), began: time.Now(), done: make(chan struct{})}
 	file, err := os.Create(p.log)
 	if err != nil {
 		return err
@@ -200,7 +211,8 @@ func (n *network) close() (err error) {
 		_ = p.cmd.Process.Signal(syscall.SIGTERM)
 		select {
 		case <-p.done:
-			if p.err != nil {
+			// One that has only just begun may not listen to signals yet.
+			if p.err != nil && time.Since(p.began) > time.Second {
 				err = errors.Join(err, fmt.Errorf("%s: %w\n%s", p.name, p.err, tail(p.log)))
 			}
 		case <-time.After(5 * time.Second):
