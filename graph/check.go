@@ -31,6 +31,7 @@ func Check(f *File) hcl.Diagnostics {
 	for _, g := range f.Graphs {
 		for _, n := range g.Nodes {
 			single(n)
+			wanted(f, n, &says)
 			if need := n.Kind.Cores(n.Config); g.Cores > 0 && need > g.Cores {
 				says.err("Too few cores", &n.Range, "%s works with %d cores, and graph %q has %d. Set cores to %d or more, or leave it out.",
 					n, need, g.Name, g.Cores, need)
@@ -44,6 +45,15 @@ func Check(f *File) hcl.Diagnostics {
 	}
 	says.sort()
 	return says.list
+}
+
+// wanted sees to it that the control that n works with stands in the file.
+func wanted(f *File, n *Instance, says *diagnostics) {
+	kind, argument := n.Kind.Wants(n.Config)
+	if kind == "" || slices.ContainsFunc(f.Controls, func(c *Instance) bool { return c.Kind.Name == kind }) {
+		return
+	}
+	says.err(fmt.Sprintf("No %s block", kind), &n.Range, "%s has %s, for which a %s block must stand in the file. Add \"%s {}\" beside the graph.", n, argument, kind, kind)
 }
 
 // roomForIPv6 sees to it that every link can carry what IPv6 promises: packets of

@@ -86,6 +86,9 @@ type Def[C any] struct {
 	Cores func(C) int
 	// Ring answers the entries that each ring between two cores needs.
 	Ring func(C) int
+	// Wants answers the control kind that has to stand in the file, and the argument
+	// that asks for it as it stands there; "" for none.
+	Wants func(C) (control, argument string)
 
 	Defaults C
 	// Check looks at what tags cannot say. It answers a sentence for the operator.
@@ -152,6 +155,7 @@ type Kind struct {
 	Ports       func(any) []PortSpec
 	Cores       func(any) int
 	Ring        func(any) int
+	Wants       func(any) (control, argument string)
 	Interface   func(any) string
 	Packets     func(any, *Env) (Maker, error)
 	Control     func(any, *Env) (Control, error)
@@ -237,6 +241,12 @@ func newKind[C any](d Def[C]) (*Kind, error) {
 			return 0
 		}
 		return d.Ring(*c.(*C))
+	}
+	k.Wants = func(c any) (string, string) {
+		if d.Wants == nil {
+			return "", ""
+		}
+		return d.Wants(*c.(*C))
 	}
 	k.Cores = func(c any) int {
 		if d.Cores == nil {

@@ -18,6 +18,7 @@ type stub struct {
 	Answer    bool   `hcl:"answer,optional" doc:"answer with ICMP"`
 	Echo      string `hcl:"echo,optional" doc:"what echo requests get"`
 	Cores     []int  `hcl:"cores,optional" doc:"cores to hand to"`
+	NextHop   string `hcl:"next_hop,optional" doc:"where frames go"`
 }
 
 func drops(names ...string) (all []g.Output) {
@@ -91,7 +92,13 @@ func init() {
 	for kind, bytes := range map[string][2]int{"gre-encap": {24, 44}, "ipip-encap": {20, 40}, "gue-encap": {32, 52}} {
 		register(g.Def[stub]{Kind: kind, Needs: g.L3 | g.Backend, Forbids: g.Sent, Headroom: bytes[1],
 			Overhead: func(stub) (int, int) { return bytes[0], bytes[1] },
-			Outputs:  outputs(next(g.Encap|g.Outbound, g.L4|g.Fragment|g.ICMP), "no_neighbour", "no_route")})
+			Wants: func(c stub) (string, string) {
+				if c.NextHop == "kernel" {
+					return "neigh", `next_hop = "kernel"`
+				}
+				return "", ""
+			},
+			Outputs: outputs(next(g.Encap|g.Outbound, g.L4|g.Fragment|g.ICMP), "no_neighbour", "no_route")})
 	}
 	// No real kind stands behind an encapsulation and writes as much.
 	register(g.Def[stub]{Kind: "label", Needs: g.Encap, Headroom: 90, Outputs: next(0, 0)})
@@ -105,7 +112,7 @@ func init() {
 	register(g.Def[stub]{Kind: "pcap-tx"})
 	register(g.Def[stub]{Kind: "drop"})
 	register(g.Def[stub]{Kind: "punt", Forbids: g.Backend | g.Sent, Outputs: drops("no_punt")})
-	for _, kind := range []string{"metrics", "admin"} {
+	for _, kind := range []string{"metrics", "admin", "neigh"} {
 		g.Register(g.Def[stub]{Kind: kind, Summary: "stands in for " + kind, Single: kind == "metrics",
 			Control: func(stub, *g.Env) (g.Control, error) { return nil, errors.New("a stub") }})
 	}

@@ -54,6 +54,14 @@ func (c Config) Gateway() (a netip.Addr, ok bool) {
 	return h.gateway, h.gateway.IsValid()
 }
 
+// Wants tells that next_hop needs a neigh block to be resolved; see graph.Def.
+func (c Config) Wants() (control, argument string) {
+	if h, err := parseNextHop(c.NextHop); err == nil && (h.kernel || h.gateway.IsValid()) {
+		return "neigh", fmt.Sprintf("next_hop = %q", c.NextHop)
+	}
+	return "", ""
+}
+
 // nextHop is next_hop, understood. At most one of its parts is set; none is the
 // sender.
 type nextHop struct {

@@ -26,6 +26,7 @@ func init() {
 		Overhead: func(encap.Config) (int, int) { return encap.GRE.Overhead() },
 		Defaults: encap.Defaults(),
 		Check:    encap.Config.Check,
+		Wants:    encap.Config.Wants,
 		Packets: func(c encap.Config, env *graph.Env) (graph.Maker, error) {
 			e := encap.New(encap.GRE, c, 0)
 			env.Watch(e.Update)

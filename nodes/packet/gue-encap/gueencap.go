@@ -33,6 +33,7 @@ func init() {
 		Overhead: func(Config) (int, int) { return encap.GUE.Overhead() },
 		Defaults: Config{Config: encap.Defaults(), Port: 6080},
 		Check:    func(c Config) error { return c.Config.Check() },
+		Wants:    func(c Config) (string, string) { return c.Config.Wants() },
 		Packets: func(c Config, env *graph.Env) (graph.Maker, error) {
 			e := encap.New(encap.GUE, c.Config, uint16(c.Port))
 			env.Watch(e.Update)

@@ -1,0 +1,10 @@
+# The kernel tells the next hops.
+graph "edge" {
+  path { main = [rx, parse, vip-classify, maglev-select, mtu, gre, tx] }
+  node "xdp-rx" "rx" { interface = "eth0" }
+  node "mtu-check" "mtu" { icmp_rate = 0 }
+  node "gre-encap" "gre" { next_hop = "kernel" }
+  node "xdp-tx" "tx" {}
+}
+
+neigh {}
