@@ -21,6 +21,7 @@ import (
 	_ "github.com/lbgraph/lbgraph/nodes/packet/punt"
 	_ "github.com/lbgraph/lbgraph/nodes/packet/reflect"
 	_ "github.com/lbgraph/lbgraph/nodes/packet/sample"
+	_ "github.com/lbgraph/lbgraph/nodes/packet/source-filter"
 	_ "github.com/lbgraph/lbgraph/nodes/packet/ttl"
 	_ "github.com/lbgraph/lbgraph/nodes/packet/vip-classify"
 	_ "github.com/lbgraph/lbgraph/nodes/packet/xdp-rx"
