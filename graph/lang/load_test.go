@@ -107,7 +107,7 @@ health "http" {}
 			},
 		}},
 		VIPs: []state.VIPSpec{
-			{Name: "min", Prefix: netip.MustParsePrefix("203.0.113.0/24"), Pool: "a", Unlisted: "allow", Require: "all", Quorum: 1},
+			{Name: "min", Prefix: netip.MustParsePrefix("203.0.113.0/24"), Pool: "a", Require: "all", Quorum: 1},
 			{
 				Name: "max", Prefix: netip.MustParsePrefix("2001:db8:1::1/128"), Protocol: 17, Ports: []state.PortRange{{Lo: 53, Hi: 53}, {Lo: 1000, Hi: 2000}},
 				Pool: "a", Affinity: true, Leave: true, Disabled: true,

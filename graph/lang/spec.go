@@ -54,7 +54,7 @@ type VIPConfig struct {
 	Enabled    bool           `hcl:"enabled,optional" doc:"false withdraws and stops it"`
 	Allow      []netip.Prefix `hcl:"allow,optional" doc:"sources that source-filter lets through"`
 	Deny       []netip.Prefix `hcl:"deny,optional" doc:"sources that source-filter drops; the longer prefix of both lists decides"`
-	Unlisted   string         `hcl:"unlisted,optional" enum:"allow,deny" doc:"what source-filter does with sources on no list"`
+	Unlisted   string         `hcl:"unlisted,optional" enum:"allow,deny" doc:"what source-filter does with sources on no list; where it is not given, that node's own unlisted counts"`
 	Require    string         `hcl:"require,optional" enum:"all,any" doc:"whether all or any of the pools behind its address must be healthy for it to be announced"`
 	Quorum     int            `hcl:"quorum,optional" range:"1,16383" doc:"healthy backends that its pool needs for it to be announced"`
 	Optional   bool           `hcl:"optional,optional" doc:"its health does not decide whether the address is announced"`
@@ -64,7 +64,7 @@ type VIPConfig struct {
 func VIPDefaults() VIPConfig {
 	return VIPConfig{
 		Protocol: "any", Affinity: "none", OnMismatch: "drop", Enabled: true,
-		Unlisted: "allow", Require: "all", Quorum: 1,
+		Require: "all", Quorum: 1,
 	}
 }
 
