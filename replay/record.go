@@ -382,14 +382,8 @@ func connections(s *graph.Stats) (c Connections) {
 		if n.Kind != "conntrack" {
 			continue
 		}
-		for _, o := range n.Outputs {
-			switch o.Name {
-			case "hit":
-				c.Hits += o.Packets
-			case "miss":
-				c.Misses += o.Packets
-			}
-		}
+		c.Hits += n.Counter("hits")
+		c.Misses += n.Counter("misses")
 		c.Inserts += n.Counter("inserts")
 		c.Entries += uint64(n.Gauges["entries"])
 	}

@@ -136,8 +136,8 @@ func (p *Port) Limit(n int) {
 	}
 }
 
-// Stop makes all queues take nothing to send, and send nothing they have, until
-// Limit is called.
+// Stop makes all queues send nothing until Limit is called: their transmit rings
+// fill.
 func (p *Port) Stop() {
 	for _, e := range p.ends {
 		e.q.Stop()

@@ -71,7 +71,7 @@ type Queue struct {
 	whole []byte // a chained packet in one piece
 
 	stuck   bool         // the sink takes nothing
-	take    atomic.Int32 // lanes that one Transmit takes at most, 0 is all; −1 stops Transmit and Flush
+	take    atomic.Int32 // lanes that one Transmit takes at most, 0 is all; −1 stops the wire
 	skipped atomic.Uint64
 }
 
@@ -99,8 +99,8 @@ func NewQueue(cfg Config, src Source, dst Sink) *Queue {
 // from any goroutine.
 func (q *Queue) Limit(n int) { q.take.Store(int32(max(n, 0))) }
 
-// Stop makes the queue take nothing more to send and keep what it has until
-// Limit is called. It may be called from any goroutine.
+// Stop makes the queue send nothing until Limit is called: its transmit ring fills.
+// It may be called from any goroutine.
 func (q *Queue) Stop() { q.take.Store(-1) }
 
 // Skipped is the number of packets that were not received because they are longer
@@ -190,7 +190,7 @@ func (q *Queue) chain(links []packet.Link, b []byte, room int) (first uint32) {
 // Transmit is part of graph.Queue.
 func (q *Queue) Transmit(v *packet.Vector, lanes packet.Lanes) (taken packet.Lanes) {
 	limit := int(q.take.Load())
-	if limit == 0 {
+	if limit <= 0 {
 		limit = packet.Size
 	}
 	if q.stuck || q.dst == nil {

@@ -172,8 +172,11 @@ func TestAShortTransmitIsTriedAgainAndCounted(t *testing.T) {
 		ports[0].Queue(0).Reclaim(make([]uint32, 64))
 	}
 	ports[0].Stop()
+	if ans := w.Process(w.Load(frames(64)...)); len(ans) != 0 {
+		t.Errorf("a port that has just stopped: %v", ans)
+	}
 	if ans := w.Process(w.Load(frames(3)...)); ans["tx_full"] != 7 {
-		t.Errorf("a stopped port: %v", ans)
+		t.Errorf("a stopped port whose ring is full: %v", ans)
 	}
 }
 
