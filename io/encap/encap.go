@@ -232,6 +232,7 @@ func (e *Encap) Worker(c Core, addrs []netip.Addr) (*Worker, error) {
 type Worker struct {
 	e     *Encap
 	core  Core
+	sent  packet.Lanes // of the last vector, for Trace
 	aside [packet.Size]aside
 }
 
@@ -266,6 +267,7 @@ func (w *Worker) Process(v *packet.Vector, in packet.Lanes, out []packet.Lanes) 
 		w.restore(v, odd)
 		in = in&^rest | odd
 	}
+	w.sent = in
 	out[Next] = in
 }
 
@@ -521,6 +523,9 @@ func put32(p unsafe.Pointer, off int, x uint32) {
 
 // Trace tells the addresses of the outer header.
 func (w *Worker) Trace(v *packet.Vector, lane int) string {
+	if !w.sent.Has(lane) {
+		return ""
+	}
 	b := v.Bytes(lane)[v.L3[lane&63]:]
 	src, dst := b[12:16], b[16:20]
 	if v.Flags[lane&63]&packet.V6 != 0 {

@@ -497,6 +497,10 @@ func TestTrace(t *testing.T) {
 			t.Errorf("%q, want %q", got, want)
 		}
 	}
+	send(t, w, 9, nodetest.Cases(t)["syn"])
+	if got := w.Node.(graph.Tracer).Trace(&w.V, 0); got != "" {
+		t.Errorf("not encapsulated: %q", got)
+	}
 }
 
 // armed is a full vector that can be encapsulated again and again.
