@@ -65,6 +65,7 @@ func world1() state.Spec {
 		{Name: "host", Prefix: p("198.18.0.200/32"), Protocol: 17, Ports: ports(53, 53)},
 		{Name: "any", Prefix: p("203.0.113.30/32"), Ports: ports(80, 80, 100, 200, 120, 130)},
 		{Name: "tcp", Prefix: p("203.0.113.30/32"), Protocol: 6, Ports: ports(110, 150)},
+		{Name: "any2", Prefix: p("203.0.113.30/32"), Ports: ports(122, 126)},
 		{Name: "net6", Prefix: p("2001:db8:5::/48"), Protocol: 17, Ports: ports(1000, 2000), Leave: true},
 		{Name: "all6", Prefix: p("2001:db8:5:1::/64"), Protocol: 17},
 		{Name: "off", Prefix: p("203.0.113.40/32"), Disabled: true},
@@ -156,7 +157,7 @@ func quote(r *rand.Rand, v6 bool, src string) []byte {
 	}
 	place := uint16(0x4000)
 	if one(r, 8) {
-		place = 100
+		place = pick(r, []uint16{1, 0x100, 0x1000, 0x2000})
 	}
 	return ip4(src, "192.0.2.9", proto, 4*r.IntN(3), place, l4(port, r.IntN(20)))
 }
@@ -184,7 +185,7 @@ func frame(r *rand.Rand) []byte {
 		}
 		place := uint16(0x4000)
 		if one(r, 4) {
-			place = pick(r, []uint16{0x2000, 0x2001, 1, 0x1fff, 0x8000, 0})
+			place = pick(r, []uint16{0x2000, 0x2001, 1, 0x1000, 0x1fff, 0x8000, 0})
 		}
 		options := 0
 		if one(r, 4) {
@@ -203,6 +204,9 @@ func frame(r *rand.Rand) []byte {
 	if one(r, 2) {
 		for range r.IntN(11) {
 			next := pick(r, []uint8{packet.ProtoRouting, packet.ProtoDestOpts, packet.ProtoDestOpts, packet.ProtoFragment})
+			if one(r, 20) {
+				next = packet.ProtoHopByHop
+			}
 			h := make([]byte, 8)
 			if next != packet.ProtoFragment {
 				h = make([]byte, 8*(1+r.IntN(3)))
@@ -220,6 +224,19 @@ func frame(r *rand.Rand) []byte {
 		}
 	}
 	return ether(tags, 0x86dd, ip6("2001:db8:c::7", dst, proto, data))
+}
+
+// lie makes the length in an IP header end the packet about where its headers do,
+// with bytes of the frame behind it.
+func lie(r *rand.Rand, b []byte) []byte {
+	b = append([]byte(nil), b...)
+	switch {
+	case b[12] == 8 && len(b) >= 34:
+		binary.BigEndian.PutUint16(b[16:], uint16(int(b[14]&15)*4-2+r.IntN(40)))
+	case b[12] == 0x86 && len(b) >= 54:
+		binary.BigEndian.PutUint16(b[18:], uint16(r.IntN(60)))
+	}
+	return b
 }
 
 // mutate breaks a frame here and there, or cuts it.
