@@ -33,8 +33,7 @@ func (a *Analysis) steps(f Facts, but []*Kind) []step {
 		results := map[Facts]bool{}
 		for _, o := range k.OutputsOf(k.NewConfig()) {
 			g := f&^o.Removes | o.Gives
-			// A packet that may leave without an outer header goes back.
-			if o.Reply || o.reason() || !f.Has(o.Only) || g&Sent&^f == Outbound {
+			if o.back() || o.reason() || !f.Has(o.Only) {
 				continue
 			}
 			if o.Else == Must {

@@ -131,11 +131,15 @@ func (n *Instance) leave(o Output, f Facts) Facts {
 	if n.Kind.Guards {
 		f |= guarded
 	}
-	if o.Reply {
+	if o.back() {
 		f |= replied
 	}
 	return f
 }
+
+// back tells that what leaves by o goes back to where it came from: an answer, or
+// what may leave without an outer header.
+func (o Output) back() bool { return o.Reply || o.Gives&Sent == Outbound }
 
 // reason tells that o only names why packets drop.
 func (o Output) reason() bool { return o.Else == Drop && o.Only|o.Gives|o.Removes == 0 }

@@ -88,7 +88,7 @@ func (d *dot) card(lines []string, more string) string {
 func role(n *Instance) string {
 	gives := Facts(0)
 	for _, o := range n.Outputs {
-		if !o.Reply {
+		if !o.back() {
 			gives |= o.Gives
 		}
 	}
@@ -164,7 +164,7 @@ func (d *dot) graph(number int, g *Graph) {
 			switch {
 			case heavy[e]:
 				look = append(look, "penwidth=2.6", "weight=60", fmt.Sprintf("color=%q", ink), "arrowsize=0.75")
-			case o.Reply:
+			case o.back():
 				look = append(look, fmt.Sprintf("color=%q, fontcolor=%q", colours["source"][1], colours["source"][1]))
 			case o.reason():
 				look = append(look, fmt.Sprintf("color=%q, fontcolor=%q", dropC, dropC), "style=dashed")

@@ -102,7 +102,7 @@ func init() {
 	}
 	// No real kind stands behind an encapsulation and writes as much.
 	register(g.Def[stub]{Kind: "label", Needs: g.Encap, Headroom: 90, Outputs: next(0, 0)})
-	register(g.Def[stub]{Kind: "reflect", Forbids: g.VIP | g.Backend | g.Sent, Outputs: []g.Output{{Name: "next", Gives: g.Outbound, Reply: true}}})
+	register(g.Def[stub]{Kind: "reflect", Forbids: g.VIP | g.Backend | g.Sent, Outputs: []g.Output{{Name: "next", Gives: g.Outbound}}})
 	register(g.Def[stub]{Kind: "handoff", Needs: g.L3, Cores: func(c stub) int { return slices.Max(c.Cores) + 1 }, Defaults: stub{Cores: []int{0}}, Outputs: outputs(next(0, 0), "ring_full")})
 	register(g.Def[stub]{Kind: "count", Outputs: next(0, 0)})
 	register(g.Def[stub]{Kind: "sample", Outputs: next(0, 0)})
