@@ -177,16 +177,25 @@ func TestNothingIsAllocated(t *testing.T) {
 func FuzzWrite(f *testing.F) {
 	f.Add([]byte("abc"), int64(1))
 	f.Add([]byte{}, int64(-5))
+	r, name := newRig(f, 1, toFile)
+	m, _ := r.Memory()
+	w := r.Workers[0]
+	n := w.Node.(*worker)
 	f.Fuzz(func(t *testing.T, b []byte, now int64) {
+		r.T = t
+		port, err := pcap.OpenWrite(name, mem.Config{Mem: m, Chunk: nodetest.Chunk, Rings: 64})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = port.Close() }()
+		n.queue, n.file = port.Queue(0), port
 		b = b[:min(len(b), nodetest.Chunk-nodetest.Front)]
-		r, name := newRig(t, 1, toFile)
-		w := r.Workers[0]
 		w.Clock = now
 		w.Process(w.Load(b))
-		r.Ports[0].Queue(0).Flush()
-		w.Node.(graph.Ticker).Tick(now)
-		got := read(t, name)
-		if len(got) != 1 || !bytes.Equal(got[0].Data, b) || got[0].Time != max(now, 0) {
+		w.Reuse()
+		n.queue.Flush()
+		n.Tick(now)
+		if got := read(t, name); len(got) != 1 || !bytes.Equal(got[0].Data, b) || got[0].Time != max(now, 0) {
 			t.Fatalf("%d packets", len(got))
 		}
 	})
