@@ -360,6 +360,9 @@ func (r *run) Put(b []byte, at int64) bool {
 	return true
 }
 
+// Flushed is part of mem.Sink.
+func (r *run) Flushed() {}
+
 // play runs all packets.
 func (r *run) play() error {
 	for {

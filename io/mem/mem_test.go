@@ -245,6 +245,7 @@ func TestAdmission(t *testing.T) {
 type deaf struct{ takes int }
 
 func (d *deaf) Put([]byte, int64) bool { d.takes--; return d.takes >= 0 }
+func (d *deaf) Flushed()               {}
 
 func TestASinkThatTakesNothingStopsTheQueue(t *testing.T) {
 	r := newRig(t, 64, 1, nil)

@@ -165,6 +165,7 @@ type end struct {
 	ended   atomic.Bool
 	discard atomic.Bool
 	sent    atomic.Uint64
+	put     uint64 // sent, and what the flush in hand adds to it; the core's own
 }
 
 // batch is packets that were injected together.
@@ -243,7 +244,7 @@ func (e *end) FD() int {
 
 // Put is part of Sink.
 func (e *end) Put(b []byte, at int64) bool {
-	e.sent.Add(1)
+	e.put++
 	if !e.discard.Load() {
 		e.mu.Lock()
 		e.out = append(e.out, Packet{append([]byte(nil), b...), at})
@@ -251,3 +252,7 @@ func (e *end) Put(b []byte, at int64) bool {
 	}
 	return true
 }
+
+// Flushed tells the other side what was sent: once a flush, for an atomic store
+// costs as much as all else that is done to a short packet.
+func (e *end) Flushed() { e.sent.Store(e.put) }

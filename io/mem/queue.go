@@ -34,6 +34,8 @@ type Sink interface {
 	// the vector that sent it. ok is false when it cannot: then the queue takes
 	// nothing more to send, and asks again for the same packet at the next Flush.
 	Put(b []byte, at int64) (ok bool)
+	// Flushed is called when a flush has put all it can.
+	Flushed()
 }
 
 // Config is what a Queue is made with.
@@ -215,7 +217,7 @@ func (q *Queue) Transmit(v *packet.Vector, lanes packet.Lanes) (taken packet.Lan
 
 // Flush is part of graph.Queue: it gives what Transmit took to the sink.
 func (q *Queue) Flush() {
-	if q.take.Load() < 0 {
+	if q.take.Load() < 0 || len(q.tx) == 0 {
 		return
 	}
 	n := 0
@@ -240,6 +242,7 @@ func (q *Queue) Flush() {
 		}
 	}
 	q.tx = q.tx[:copy(q.tx, q.tx[n:])]
+	q.dst.Flushed()
 }
 
 // Refill is part of graph.Queue.

@@ -170,6 +170,9 @@ func (o *output) Put(b []byte, at int64) bool {
 	return o.err == nil
 }
 
+// Flushed is part of mem.Sink. What is put stays in memory until sync.
+func (o *output) Flushed() {}
+
 func (o *output) sync() {
 	if o.err == nil {
 		o.err = o.w.Flush()

@@ -113,6 +113,7 @@ type broken struct {
 
 func (b *broken) Queue(int) graph.Queue  { return b.q }
 func (b *broken) Put([]byte, int64) bool { b.n--; return b.n >= 0 }
+func (b *broken) Flushed()               {}
 func (b *broken) Sync()                  { b.sync++ }
 func (b *broken) Err(int) error {
 	if b.n < 0 {
