@@ -4,9 +4,11 @@ package parse
 
 import (
 	"encoding/binary"
+	"unsafe"
 
 	"github.com/lbgraph/lbgraph/graph"
 	"github.com/lbgraph/lbgraph/io/packet"
+	"github.com/lbgraph/lbgraph/io/prefetch"
 )
 
 func init() {
@@ -64,7 +66,12 @@ func (worker) Process(v *packet.Vector, in packet.Lanes, out []packet.Lanes) {
 	_ = out[badTag]
 	slow := in
 	if n, ok := in.Dense(); ok {
-		slow = plain(v, n)
+		slow = 0
+		ask(v, 0, n)
+		for i := 0; i < n; i += ahead {
+			ask(v, i+ahead, n)
+			slow |= plain(v, i, min(i+ahead, n))
+		}
 		out[next] = in &^ slow
 	}
 	for ; slow != 0; slow &= slow - 1 {
@@ -73,13 +80,23 @@ func (worker) Process(v *packet.Vector, in packet.Lanes, out []packet.Lanes) {
 	}
 }
 
-// plain parses the lanes 0 … n−1 that are what most packets are: untagged TCP or
+// ahead is how many packets' headers are on their way from memory while as many are
+// parsed: this kind is the first to touch them.
+const ahead = 16
+
+// ask prefetches the first line of up to ahead lanes from lane from on, but not lane n.
+func ask(v *packet.Vector, from, n int) {
+	if from < n {
+		prefetch.Offsets(unsafe.Pointer(unsafe.SliceData(v.Mem)), v.Start[from:min(from+ahead, n)])
+	}
+}
+
+// plain parses those of lanes from … n−1 that are what most packets are: untagged TCP or
 // UDP, unfragmented, without IP options or extension headers, in one frame, and
 // faultless. It answers the others, to be parsed by whole.
-func plain(v *packet.Vector, n int) (others packet.Lanes) {
-	n = min(n, packet.Size)
+func plain(v *packet.Vector, from, n int) (others packet.Lanes) {
 	be := binary.BigEndian
-	for i := range v.Len[:n] {
+	for i := from; i < min(n, packet.Size); i++ {
 		// No byte below is read before size vouches for it.
 		p := (*[packet.EtherLen + packet.IPv4Len + packet.TCPLen]byte)(v.Ptr(i, 0))
 		size := uint64(v.Len[i])

@@ -3,6 +3,7 @@ package parse_test
 import (
 	"encoding/binary"
 	"maps"
+	"math/rand/v2"
 	"slices"
 	"testing"
 
@@ -481,4 +482,27 @@ func BenchmarkParse(b *testing.B) {
 			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/packet.Size, "ns/packet")
 		})
 	}
+}
+
+// BenchmarkParseCold is of packets that lie anywhere in 128 MB: few are in a cache.
+func BenchmarkParseCold(b *testing.B) {
+	data := nodetest.Cases(b)["data"]
+	const chunk, frames = 2048, 1 << 16
+	mem := make([]byte, chunk*frames)
+	for f := range frames {
+		copy(mem[f*chunk+256:], data)
+	}
+	order := rand.New(rand.NewPCG(1, 2)).Perm(frames)
+	w := rig(b)
+	w.V.Mem = mem
+	at := 0
+	b.ReportAllocs()
+	for b.Loop() {
+		for i := range packet.Size {
+			w.V.Start[i], w.V.Len[i], w.V.Total[i] = uint32(order[at%frames]*chunk+256), uint32(len(data)), uint32(len(data))
+			at++
+		}
+		w.Run(packet.All(packet.Size))
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/packet.Size, "ns/packet")
 }

@@ -1,0 +1,11 @@
+//go:build (amd64 || arm64) && !purego
+
+package prefetch
+
+import "unsafe"
+
+// Offsets asks for the cache lines that hold the bytes at base + off, as Lines does for
+// pointers: a column of offsets is used as it is.
+//
+//go:noescape
+func Offsets(base unsafe.Pointer, off []uint32)
