@@ -57,7 +57,8 @@ is told: compare two files, or two versions of one, before rolling out a change.
 		}
 		for _, name := range in {
 			i := replay.Input{File: name}
-			if before, after, ok := strings.Cut(name, "="); ok {
+			before, after, ok := strings.Cut(name, "=")
+			if _, err := os.Stat(name); ok && err != nil && !strings.Contains(before, "/") {
 				i = replay.Input{Interface: before, File: after}
 			}
 			o.In = append(o.In, i)
