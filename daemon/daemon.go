@@ -77,7 +77,7 @@ func New(f *graph.File, o Options) (d *Daemon, err error) {
 	if err = d.store.Apply(f.Spec); err != nil {
 		return d, err
 	}
-	d.xdp = &xdpDriver{spec: f.Spec, replace: o.Replace, log: o.Log}
+	d.xdp = &xdpDriver{file: f, replace: o.Replace, log: o.Log}
 	drivers := map[string]runtime.Driver{"xdp": d.xdp, "pcap": pcapDriver{}, "gen": genDriver{}}
 	for name, driver := range o.Drivers {
 		drivers[name] = driver
@@ -191,7 +191,7 @@ func (d *Daemon) Reload(f *graph.File) (runtime.Plan, error) {
 	if plan.Class() == runtime.Restart {
 		return plan, &runtime.ErrRestart{Plan: plan}
 	}
-	if err := d.xdp.prepare(f.Spec); err != nil {
+	if err := d.xdp.prepare(f); err != nil {
 		return plan, err
 	}
 	// New VIPs are known to the nodes before their packets are let in, old ones
@@ -214,7 +214,7 @@ func (d *Daemon) Reload(f *graph.File) (runtime.Plan, error) {
 			return plan, err
 		}
 	}
-	if err := d.xdp.update(f.Spec); err != nil {
+	if err := d.xdp.update(f); err != nil {
 		return plan, err
 	}
 	if err := d.reloadControls(f); err != nil {

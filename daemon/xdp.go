@@ -8,7 +8,6 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/lbgraph/lbgraph/control/state"
 	"github.com/lbgraph/lbgraph/graph"
 	"github.com/lbgraph/lbgraph/io/bpf"
 	"github.com/lbgraph/lbgraph/io/umem"
@@ -23,7 +22,7 @@ type xdpDriver struct {
 	log     *zap.Logger
 
 	mu    sync.Mutex
-	spec  state.Spec
+	file  *graph.File
 	ports []*xdpPort
 }
 
@@ -68,7 +67,7 @@ func (d *xdpDriver) Open(s graph.PortSpec, m runtime.Memory, _, rings int) (grap
 	addrs, err := xsk.Addresses(s.Name)
 	if err == nil {
 		var rules *bpf.Rules
-		if rules, err = bpf.RulesOf(d.spec, prefixes(addrs)); err == nil {
+		if rules, err = rulesOf(d.file, addrs); err == nil {
 			err = program.Update(rules)
 		}
 	}
@@ -86,20 +85,33 @@ func (d *xdpDriver) Open(s graph.PortSpec, m runtime.Memory, _, rings int) (grap
 	return x, nil
 }
 
-func prefixes(addrs []netip.Addr) (ps []netip.Prefix) {
+// rulesOf builds the rules of an interface with the addresses addrs. Errors about
+// tunnels are ours whatever interface the tunnel's packets left by.
+func rulesOf(f *graph.File, addrs []netip.Addr) (*bpf.Rules, error) {
+	var tunnels []netip.Prefix
+	var gue []uint16
 	for _, a := range addrs {
-		ps = append(ps, netip.PrefixFrom(a, a.BitLen()))
+		tunnels = append(tunnels, netip.PrefixFrom(a, a.BitLen()))
 	}
-	return ps
+	for _, g := range packetGraphs(f) {
+		for _, n := range g.Nodes {
+			sources, udp := n.Kind.Tunnel(n.Config)
+			tunnels = append(tunnels, sources...)
+			if udp != 0 {
+				gue = append(gue, udp)
+			}
+		}
+	}
+	return bpf.RulesOf(f.Spec, tunnels, gue...)
 }
 
 // prepare builds the rules of a new file, so that what is wrong with them shows
 // before anything changes.
-func (d *xdpDriver) prepare(spec state.Spec) error {
+func (d *xdpDriver) prepare(f *graph.File) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, p := range d.ports {
-		r, err := bpf.RulesOf(spec, prefixes(p.Info().Addrs))
+		r, err := rulesOf(f, p.Info().Addrs)
 		if err != nil {
 			return err
 		}
@@ -108,11 +120,11 @@ func (d *xdpDriver) prepare(spec state.Spec) error {
 	return nil
 }
 
-// update brings prepared rules into force.
-func (d *xdpDriver) update(spec state.Spec) error {
+// update brings the prepared rules of f into force.
+func (d *xdpDriver) update(f *graph.File) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.spec = spec
+	d.file = f
 	var errs []error
 	for _, p := range d.ports {
 		if err := p.program.Update(p.rules); err != nil {

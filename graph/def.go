@@ -2,6 +2,7 @@ package graph
 
 import (
 	"fmt"
+	"net/netip"
 	"sort"
 
 	"github.com/lbgraph/lbgraph/graph/conf"
@@ -86,6 +87,10 @@ type Def[C any] struct {
 	Cores func(C) int
 	// Ring answers the entries that each ring between two cores needs.
 	Ring func(C) int
+	// Tunnel answers where the outer headers that the kind writes come from, besides
+	// the interfaces' own addresses, and the UDP port they lead to; 0 if they are no
+	// UDP. ICMP errors about them are the balancer's.
+	Tunnel func(C) (sources []netip.Prefix, udp uint16)
 	// Wants answers the control kind that has to stand in the file, and the argument
 	// that asks for it as it stands there; "" for none.
 	Wants func(C) (control, argument string)
@@ -155,6 +160,7 @@ type Kind struct {
 	Ports       func(any) []PortSpec
 	Cores       func(any) int
 	Ring        func(any) int
+	Tunnel      func(any) (sources []netip.Prefix, udp uint16)
 	Wants       func(any) (control, argument string)
 	Interface   func(any) string
 	Packets     func(any, *Env) (Maker, error)
@@ -235,6 +241,12 @@ func newKind[C any](d Def[C]) (*Kind, error) {
 			return nil
 		}
 		return d.Ports(*c.(*C))
+	}
+	k.Tunnel = func(c any) ([]netip.Prefix, uint16) {
+		if d.Tunnel == nil {
+			return nil, 0
+		}
+		return d.Tunnel(*c.(*C))
 	}
 	k.Ring = func(c any) int {
 		if d.Ring == nil {

@@ -121,3 +121,13 @@ func family(a netip.Addr) int {
 	}
 	return 1
 }
+
+// Sources answers what outer headers come from, where the file says so.
+func (c Config) Sources() (all []netip.Prefix) {
+	for _, p := range []netip.Prefix{c.Source, c.Source6} {
+		if p.IsValid() {
+			all = append(all, p)
+		}
+	}
+	return all
+}

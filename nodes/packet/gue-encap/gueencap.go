@@ -3,6 +3,8 @@
 package gueencap
 
 import (
+	"net/netip"
+
 	"github.com/lbgraph/lbgraph/graph"
 	"github.com/lbgraph/lbgraph/io/encap"
 )
@@ -34,6 +36,7 @@ func init() {
 		Defaults: Config{Config: encap.Defaults(), Port: 6080},
 		Check:    func(c Config) error { return c.Config.Check() },
 		Wants:    func(c Config) (string, string) { return c.Config.Wants() },
+		Tunnel:   func(c Config) ([]netip.Prefix, uint16) { return c.Sources(), uint16(c.Port) },
 		Packets: func(c Config, env *graph.Env) (graph.Maker, error) {
 			e := encap.New(encap.GUE, c.Config, uint16(c.Port))
 			env.Watch(e.Update)
