@@ -107,7 +107,7 @@ func TestErrors(t *testing.T) {
 	first[6] = 0x20
 	ext := bytes.Clone(q6[:40])
 	ext[6] = 0
-	ext = append(ext, 60, 0, 1, 4, 0, 0, 0, 0, 44, 1, 1, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 6, 0, 0, 1, 0, 0, 0, 9)
+	ext = append(ext, 60, 0, 1, 4, 0, 0, 0, 0, 44, 1, 1, 12, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 6, 0, 0, 1, 0, 0, 0, 9)
 	ext = append(ext, q6[40:]...)
 	udp := nodetest.UDP(t, nodetest.VIP4, nodetest.Client4, 4500, 5001, make([]byte, 50)...)[14:42]
 	sctp := bytes.Clone(quote(t, netip.MustParseAddr("203.0.113.11"), nodetest.Client4, 443, 40000, 28))

@@ -453,6 +453,22 @@ func TestChained(t *testing.T) {
 		t.Errorf("%d bytes became %d", len(frame)-34, len(data))
 	}
 
+	// A packet that begins further in front than new ones do: a piece must not run past its chunk.
+	w = rig(t, nil, nodetest.MTU(8000))
+	chain(t, w, frame, 3800, 3800, 1414)
+	v := &w.V
+	copy(v.Mem[v.Start[0]-100:], v.Bytes(0))
+	v.Start[0] -= 100
+	f := v.Chain[0]
+	copy(v.Mem[v.Start[0]+3800:], v.Mem[v.Links[f].Start:][:90])
+	v.Len[0], v.Links[f].Start, v.Links[f].Len = 3890, v.Links[f].Start+90, 3710
+	if out := w.Only(w.Process(1), 0); out != "next" {
+		t.Fatalf("leaves by %q", out)
+	}
+	if data, _ := reassemble(t, "further in front", nodetest.Chunk-256-14, all(t, w)...); !bytes.Equal(data, frame[34:]) {
+		t.Errorf("%d bytes became %d", len(frame)-34, len(data))
+	}
+
 	w = rig(t, nil)
 	chain(t, w, udp(t, false, 9000), 3800, 3800, 1414)
 	if out := w.Only(w.Process(1), 0); out != "reply" || w.V.Chain[0] != packet.NoFrame || w.V.Total[0] != 590 {

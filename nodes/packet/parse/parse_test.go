@@ -137,6 +137,7 @@ func TestColumns(t *testing.T) {
 		{"hop-by-hop, options, routing, options", extended(c["syn6"], ext(0, 1), ext(60, 2), ext(43, 3), ext(60, 1)), "next", columns{14, 110, 120, six, 6, packet.SYN, 0, 40000, 443}},
 		{"hop-by-hop and echo", extended(c["echo6"], ext(0, 1)), "icmp", columns{14, 62, 60, six | packet.ICMP, 58, 0, 0, 0, 0}},
 		{"atomic fragment", extended(c["syn6"], frag(0, false, 7)), "next", columns{14, 62, 72, six, 6, packet.SYN, 0, 40000, 443}},
+		{"atomic fragment, reserved bits", extended(c["syn6"], frag(6, false, 7)), "next", columns{14, 62, 72, six, 6, packet.SYN, 0, 40000, 443}},
 		{"options inside a first fragment", extended(udp6, ext(0, 1), frag(0, true, 7), ext(60, 1)), "next", columns{14, 78, 80, six | packet.First, 17, 0, 7, 5001, 4500}},
 		{"later fragment that began with options", extended(udp6, frag(64, false, 7), ext(60, 1)), "fragment", columns{14, 62, 72, six | packet.Later, 60, 0, 7, 0, 0}},
 		{"room behind a datagram", edit(c["udp-1500-df"], set(38, 0, 8)), "next", columns{14, 34, 1500, packet.DF, 17, 0, 0, 5001, 4500}},
