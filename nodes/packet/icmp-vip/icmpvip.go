@@ -4,6 +4,7 @@ package icmpvip
 
 import (
 	"encoding/binary"
+	"fmt"
 	"math/bits"
 	"net/netip"
 
@@ -214,4 +215,16 @@ func intact(v *packet.Vector, i int, b []byte) bool {
 		l := &v.Links[f]
 		part, f = v.Mem[l.Start:l.Start+l.Len], l.Next
 	}
+}
+
+// Trace is part of graph.Tracer.
+func (w *worker) Trace(v *packet.Vector, i int) string {
+	i &= 63
+	if b := v.Bytes(i); v.Flags[i]&packet.Related == 0 {
+		if int(v.L4[i])+2 > len(b) {
+			return "no ICMP header"
+		}
+		return fmt.Sprintf("type %d code %d", b[v.L4[i]], b[v.L4[i]+1])
+	}
+	return fmt.Sprintf("about protocol %d from %v port %d to %v port %d", v.Proto[i], v.Dst[i], v.DPort[i], v.Src[i], v.SPort[i])
 }

@@ -504,6 +504,20 @@ func FuzzICMP(f *testing.F) {
 	})
 }
 
+func TestTrace(t *testing.T) {
+	c := nodetest.Cases(t)
+	w := rig(t, "answer")
+	for name, want := range map[string]string{
+		"icmp-fragneeded-8": "about protocol 6 from 203.0.113.10 port 443 to 198.51.100.7 port 40000",
+		"echo6":             "type 129 code 0",
+	} {
+		send(w, c[name])
+		if got := w.Node.(*worker).Trace(&w.V, 0); got != want {
+			t.Errorf("%s: %q, want %q", name, got, want)
+		}
+	}
+}
+
 func TestNoAllocation(t *testing.T) {
 	c := nodetest.Cases(t)
 	w := rig(t, "answer")

@@ -4,6 +4,7 @@ package mtucheck
 
 import (
 	"encoding/binary"
+	"fmt"
 	"sync/atomic"
 
 	"github.com/lbgraph/lbgraph/control/state"
@@ -301,4 +302,13 @@ func (c *cursor) read(p []byte) {
 		l := &c.v.Links[c.chain]
 		c.rest, c.chain = c.v.Mem[l.Start:l.Start+l.Len], l.Next
 	}
+}
+
+// Trace is part of graph.Tracer.
+func (w *worker) Trace(v *packet.Vector, i int) string {
+	backends := w.State().Backends
+	if b := int(v.Backend[i&63]); b != 0 && b < len(backends) {
+		return fmt.Sprintf("%d bytes; up to %d go to %v in one piece", v.IPLen[i&63], w.env.InnerMTU(&backends[b]), backends[b].Addr)
+	}
+	return fmt.Sprintf("%d bytes", v.IPLen[i&63])
 }

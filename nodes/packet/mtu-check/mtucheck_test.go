@@ -9,6 +9,7 @@ import (
 	"github.com/google/gopacket/layers"
 
 	"github.com/lbgraph/lbgraph/control/state"
+	"github.com/lbgraph/lbgraph/graph"
 	"github.com/lbgraph/lbgraph/io/packet"
 	"github.com/lbgraph/lbgraph/nodes/nodetest"
 )
@@ -567,6 +568,19 @@ func FuzzFragment(f *testing.F) {
 		}
 		w.Reuse()
 	})
+}
+
+func TestTrace(t *testing.T) {
+	w := rig(t, nil)
+	tr := w.Node.(graph.Tracer)
+	send(t, w, over6, udp(t, false, 1000))
+	if got, want := tr.Trace(&w.V, 0), "1000 bytes; up to 1456 go to 2001:db8:1::1 in one piece"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	send(t, w, over6, udp(t, false, 1500))
+	if got, want := tr.Trace(&w.V, 0), "576 bytes"; got != want {
+		t.Errorf("of an answer: %q, want %q", got, want)
+	}
 }
 
 func TestNoAllocation(t *testing.T) {

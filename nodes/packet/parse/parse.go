@@ -4,6 +4,8 @@ package parse
 
 import (
 	"encoding/binary"
+	"fmt"
+	"net/netip"
 	"unsafe"
 
 	"github.com/lbgraph/lbgraph/graph"
@@ -383,4 +385,24 @@ func transport(v *packet.Vector, i int, b []byte, off int) int {
 	}
 	v.Hash[i] = packet.FlowHash(v.Src[i], v.Dst[i], v.SPort[i], v.DPort[i], proto)
 	return output
+}
+
+// Trace is part of graph.Tracer.
+func (worker) Trace(v *packet.Vector, i int) string {
+	i &= 63
+	if v.L3[i] == 0 || v.IPLen[i] == 0 {
+		return fmt.Sprintf("%d bytes, no IP packet", v.Total[i])
+	}
+	s := fmt.Sprintf("protocol %d, %v to %v, %d bytes", v.Proto[i], end(v.Src[i], v.SPort[i]), end(v.Dst[i], v.DPort[i]), v.IPLen[i])
+	if v.Flags[i]&(packet.First|packet.Later) != 0 {
+		s += fmt.Sprintf(", fragment of %#x", v.ID[i])
+	}
+	return s
+}
+
+func end(a packet.Addr, port uint16) any {
+	if port == 0 {
+		return a.Netip()
+	}
+	return netip.AddrPortFrom(a.Netip(), port)
 }

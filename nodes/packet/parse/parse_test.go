@@ -10,6 +10,7 @@ import (
 	"github.com/google/gopacket"
 	"github.com/google/gopacket/layers"
 
+	"github.com/lbgraph/lbgraph/graph"
 	"github.com/lbgraph/lbgraph/io/packet"
 	"github.com/lbgraph/lbgraph/nodes/nodetest"
 	_ "github.com/lbgraph/lbgraph/nodes/packet/parse"
@@ -437,6 +438,25 @@ func FuzzParse(f *testing.F) {
 			}
 		}
 	})
+}
+
+func TestTrace(t *testing.T) {
+	c := nodetest.Cases(t)
+	w := rig(t)
+	for _, x := range []struct {
+		frame []byte
+		want  string
+	}{
+		{c["syn"], "protocol 6, 198.51.100.7:40000 to 203.0.113.10:443, 44 bytes"},
+		{c["syn6"], "protocol 6, [2001:db8:c::7]:40000 to [2001:db8::10]:443, 64 bytes"},
+		{c["frag2"], "protocol 17, 198.51.100.7 to 203.0.113.10, 596 bytes, fragment of 0xbeef"},
+		{edit(c["syn"], set(12, 0x08, 0x06)), "58 bytes, no IP packet"},
+	} {
+		w.Process(w.Load(x.frame))
+		if got := w.Node.(graph.Tracer).Trace(&w.V, 0); got != x.want {
+			t.Errorf("%q, want %q", got, x.want)
+		}
+	}
 }
 
 func TestNoAllocation(t *testing.T) {
