@@ -228,8 +228,8 @@ type ServiceInfo struct {
 	// Prev is the number that this address, protocol and port had while it led to
 	// another pool, as long as old flows may still stay there; 0 is none.
 	Prev uint32
-	// Compact is Service.Compact.
-	Compact bool
+	Proto   uint8 // as in Service
+	Compact bool  // as in Service
 }
 
 // A Service is one address (or prefix), protocol and port (or range) that leads

@@ -22,7 +22,7 @@ const (
 	// Quarantine is the least time for which a dead number is not given out again,
 	// besides the sweep of all tables: numbers travel in held frames, in rings
 	// between cores and in the pins of fragments.
-	Quarantine = 2 * time.Minute
+	Quarantine = 3 * time.Minute
 )
 
 // A Store turns what the operator declared, and what is found out about backends,
@@ -999,7 +999,7 @@ func (s *Store) snapshot() *Snapshot {
 		s.shape.infos = make([]ServiceInfo, max(1, len(s.services.all)))
 		for i, v := range s.services.all {
 			if v != nil && v.gen == 0 {
-				s.shape.infos[i] = ServiceInfo{Base: s.pools.all[v.Pool].base, Compact: v.Compact}
+				s.shape.infos[i] = ServiceInfo{Base: s.pools.all[v.Pool].base, Proto: v.Proto, Compact: v.Compact}
 				if v.prev != nil {
 					s.shape.infos[i].Prev = v.prev.ID
 				}
