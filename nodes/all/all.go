@@ -2,6 +2,7 @@
 package all
 
 import (
+	_ "github.com/lbgraph/lbgraph/nodes/packet/conntrack"
 	_ "github.com/lbgraph/lbgraph/nodes/packet/count"
 	_ "github.com/lbgraph/lbgraph/nodes/packet/decap"
 	_ "github.com/lbgraph/lbgraph/nodes/packet/drop"
