@@ -3,6 +3,7 @@ package cmd_test
 import (
 	"bytes"
 	"context"
+	"os"
 	"regexp"
 	"strings"
 	"testing"
@@ -44,6 +45,31 @@ func TestHelp(t *testing.T) {
 		}
 		if page := cmd.Reference(); !strings.Contains(page, "\n## lbgraph "+m[1]+"\n") {
 			t.Errorf("%s is not in the reference", m[1])
+		}
+	}
+}
+
+// Commands that README.md shows exist, with the flags it shows.
+func TestReadmeCommands(t *testing.T) {
+	text, err := os.ReadFile("../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	shown := regexp.MustCompile(`(?m)^    (?:sudo )?lbgraph ([a-z]+)(.*)$`).FindAllStringSubmatch(string(text), -1)
+	if len(shown) < 5 {
+		t.Fatalf("README.md shows %d commands", len(shown))
+	}
+	flag := regexp.MustCompile(` --?([a-z][a-z-]+)`)
+	for _, m := range shown {
+		code, out, problem := run(m[1], "--help")
+		if code != 0 {
+			t.Errorf("README.md shows lbgraph %s: %s", m[1], problem)
+			continue
+		}
+		for _, f := range flag.FindAllStringSubmatch(m[2], -1) {
+			if !strings.Contains(out, "--"+f[1]+" ") {
+				t.Errorf("README.md shows lbgraph %s with flag %s, which it does not have", m[1], f[1])
+			}
 		}
 	}
 }
