@@ -11,6 +11,9 @@ func (d *Daemon) SetNeighbour(a netip.Addr, mac [6]byte, ok bool) {
 	d.store.SetNeighbour(a, mac, ok)
 }
 
+// SetRoute takes whether the kernel has a way to a backend.
+func (d *Daemon) SetRoute(a netip.Addr, ok bool) { d.store.SetRoute(a, ok) }
+
 // Gateways are the addresses that next_hop arguments of the running file name.
 func (d *Daemon) Gateways() []netip.Addr { return *d.gateways.Load() }
 

@@ -47,7 +47,7 @@ const (
 type follower struct {
 	ask  asker
 	cfg  Config
-	tell func(addr netip.Addr, mac [6]byte, ok bool)
+	tell teller
 	log  *zap.Logger
 
 	targets map[netip.Addr]*target
@@ -62,7 +62,7 @@ type target struct {
 	addr   netip.Addr
 	hop    hop
 	routed bool
-	lost   bool // that it has no route was said
+	lost   bool // that it has no route was told
 	mac    [6]byte
 	told   bool // mac was told to the state
 }
@@ -76,7 +76,13 @@ type neighbour struct {
 	users  map[*target]bool
 }
 
-func newFollower(k asker, cfg Config, tell func(netip.Addr, [6]byte, bool), log *zap.Logger) *follower {
+// teller takes what is found out; see Host.
+type teller interface {
+	SetNeighbour(addr netip.Addr, mac [6]byte, ok bool)
+	SetRoute(addr netip.Addr, ok bool)
+}
+
+func newFollower(k asker, cfg Config, tell teller, log *zap.Logger) *follower {
 	return &follower{
 		ask: k, cfg: cfg, tell: tell, log: log,
 		targets: map[netip.Addr]*target{}, hops: map[hop]*neighbour{}, seen: map[hop]update{},
@@ -111,12 +117,16 @@ func (f *follower) find(t *target) {
 		if !t.lost {
 			f.log.Warn("there is no route", zap.Stringer("to", t.addr), zap.Error(err))
 			t.lost = true
+			f.tell.SetRoute(t.addr, false)
 		}
 		f.leave(t)
 		f.publish(t, [6]byte{}, false)
 		return
 	}
-	t.lost = false
+	if t.lost {
+		t.lost = false
+		f.tell.SetRoute(t.addr, true)
+	}
 	if t.routed && t.hop == h {
 		return
 	}
@@ -185,7 +195,7 @@ func (f *follower) publish(t *target, mac [6]byte, ok bool) {
 		return
 	}
 	t.mac, t.told = mac, ok
-	f.tell(t.addr, mac, ok)
+	f.tell.SetNeighbour(t.addr, mac, ok)
 }
 
 // askAgain is the least time between two questions for one neighbour.

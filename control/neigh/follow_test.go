@@ -46,14 +46,20 @@ type bench struct {
 
 func newBench(t *testing.T) *bench {
 	b := &bench{t: t, k: &fake{routes: map[netip.Addr]hop{b1: {2, gw1}, b2: {2, gw1}}}, now: time.Unix(1000, 0)}
-	b.f = newFollower(b.k, Config{Probe: 5 * time.Second}, func(a netip.Addr, mac [6]byte, ok bool) {
-		if !ok {
-			b.told = append(b.told, a.String()+" lost")
-			return
-		}
-		b.told = append(b.told, fmt.Sprintf("%s %x", a, mac[5]))
-	}, zap.NewNop())
+	b.f = newFollower(b.k, Config{Probe: 5 * time.Second}, b, zap.NewNop())
 	return b
+}
+
+func (b *bench) SetNeighbour(a netip.Addr, mac [6]byte, ok bool) {
+	if !ok {
+		b.told = append(b.told, a.String()+" lost")
+		return
+	}
+	b.told = append(b.told, fmt.Sprintf("%s %x", a, mac[5]))
+}
+
+func (b *bench) SetRoute(a netip.Addr, ok bool) {
+	b.told = append(b.told, fmt.Sprintf("%s route %v", a, ok))
 }
 
 // after lets time pass, works, and checks what was told and asked since the last call.
@@ -109,10 +115,12 @@ func TestFollow(t *testing.T) {
 	// The other's goes.
 	delete(b.k.routes, b1)
 	b.f.routesChanged()
-	b.after(time.Second, []string{"10.0.1.1 lost"}, nil)
+	b.after(time.Second, []string{"10.0.1.1 lost", "10.0.1.1 route false"}, nil)
+	b.f.routesChanged()
+	b.after(time.Second, nil, nil)
 	b.k.routes[b1] = hop{2, b1} // it is on the link now
 	b.f.routesChanged()
-	b.after(time.Second, nil, []string{"resolve 10.0.1.1"})
+	b.after(time.Second, []string{"10.0.1.1 route true"}, []string{"resolve 10.0.1.1"})
 	up(b1, fixed, macA)
 	b.after(time.Hour, []string{"10.0.1.1 a"}, []string{"probe 192.0.2.253"})
 	b.after(time.Hour, nil, []string{"probe 192.0.2.253"}) // what is fixed is not asked
@@ -125,7 +133,7 @@ func TestFollow(t *testing.T) {
 	}
 	b.f.cfg.Interface = "none"
 	b.f.routesChanged()
-	b.after(time.Second, []string{"10.0.1.2 lost"}, nil)
+	b.after(time.Second, []string{"10.0.1.2 lost", "10.0.1.2 route false"}, nil)
 	if len(b.f.hops) != 0 {
 		t.Errorf("%d hops are left", len(b.f.hops))
 	}

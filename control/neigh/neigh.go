@@ -36,6 +36,8 @@ type Host interface {
 	// SetNeighbour takes the hardware address by which a backend or gateway is
 	// reached; ok is false when there is none.
 	SetNeighbour(addr netip.Addr, mac [6]byte, ok bool)
+	// SetRoute takes whether the kernel has a way to a backend.
+	SetRoute(addr netip.Addr, ok bool)
 	// WatchTargets calls f after a reload, until stop.
 	WatchTargets(f func()) (stop func())
 }
@@ -78,7 +80,7 @@ func (c *control) Start(context.Context) error {
 	if err != nil {
 		return fmt.Errorf("neigh: the kernel's tables cannot be followed: %w", err)
 	}
-	f := newFollower(k, c.cfg, c.host.SetNeighbour, c.log)
+	f := newFollower(k, c.cfg, c.host, c.log)
 	ctx, cancel := context.WithCancel(context.Background())
 	c.cancel, c.done = cancel, make(chan struct{})
 	poke := func() {

@@ -35,6 +35,23 @@ func (h *host) Gateways() []netip.Addr {
 
 func (h *host) SetNeighbour(a netip.Addr, mac [6]byte, ok bool) { h.store.SetNeighbour(a, mac, ok) }
 
+func (h *host) SetRoute(a netip.Addr, ok bool) { h.store.SetRoute(a, ok) }
+
+// routed waits until a has a route, or none.
+func (h *host) routed(t *testing.T, a netip.Addr, want bool) {
+	t.Helper()
+	for end := time.Now().Add(3 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		for _, b := range h.Snapshot().Backends {
+			if b.Addr == a && b.NoRoute == !want {
+				return
+			}
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%s: a route is there: not %v", a, want)
+		}
+	}
+}
+
 func (h *host) WatchTargets(f func()) (stop func()) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -130,6 +147,8 @@ func TestKernel(t *testing.T) {
 	h.expect(t, "IPv6", soon, six, &mac1)
 	h.expect(t, "gateway", soon, gateway, &mac2)
 	h.expect(t, "no route", 0, nowhere, nil)
+	h.routed(t, nowhere, false)
+	h.routed(t, routed, true)
 
 	// A backend that is added, on the link.
 	if err := h.store.Apply(spec("10.0.1.1", "2001:db8:ff::7", "172.16.0.1", "192.0.2.9")); err != nil {
@@ -142,6 +161,7 @@ func TestKernel(t *testing.T) {
 	h.expect(t, "another route", soon, routed, &mac2)
 	lb.Exec("ip", "route", "add", "172.16.0.0/12", "via", "192.0.2.254", "dev", "one")
 	h.expect(t, "a route appears", soon, nowhere, &mac1)
+	h.routed(t, nowhere, true)
 	lb.Exec("ip", "route", "del", "172.16.0.0/12")
 	h.expect(t, "a route goes", soon, nowhere, nil)
 	lb.Exec("ip", "route", "add", "blackhole", "172.16.0.1/32")

@@ -227,7 +227,7 @@ type ServiceInfo struct {
 	Base uint32
 	// Prev is the number that this address, protocol and port had while it led to
 	// another pool, as long as old flows may still stay there; 0 is none.
-	Prev uint32
+	Prev    uint32
 	Proto   uint8 // as in Service
 	Compact bool  // as in Service
 }
@@ -361,6 +361,9 @@ type Backend struct {
 	// valid if HasMAC.
 	MAC    [6]byte
 	HasMAC bool
+	// NoRoute is set where the kernel has no way to the backend, as far as
+	// control/neigh follows it.
+	NoRoute bool
 	// MTU is the path MTU learned from errors about the tunnel; 0 if none.
 	MTU uint32
 }

@@ -152,7 +152,7 @@ func (e *Encap) template(s *state.Snapshot, b *state.Backend) (t template) {
 	}
 	dst := b.Addr.Unmap()
 	src := e.sources[family(dst)]
-	if !src.IsValid() {
+	if !src.IsValid() || e.hop.kernel && b.NoRoute {
 		return t
 	}
 	mac, known := e.hop.mac, true

@@ -332,6 +332,12 @@ func TestNextHop(t *testing.T) {
 		t.Errorf("neighbour changed: sent to %s", dst(left))
 	}
 
+	s.Backends[1].HasMAC, s.Backends[1].NoRoute = false, true
+	w.Publish(s)
+	if out, _ := send(t, w, 1, syn); out != "no_route" {
+		t.Errorf("without a route: leaves by %q", out)
+	}
+
 	w = rig(t, func(c *encap.Config) { c.NextHop = "192.0.2.254" })
 	if out, _ := send(t, w, 1, syn); out != "no_neighbour" {
 		t.Errorf("before the gateway's hardware address is known: leaves by %q", out)
