@@ -31,7 +31,7 @@ func init() {
 		Headroom:      optionLen,
 		TakesOverhead: true,
 		Packets: func(c Config, env *graph.Env) (graph.Maker, error) {
-			return func(core graph.Core) (graph.Node, error) { return &worker{core, env, c.Insert}, nil }, nil
+			return func(core graph.Core) (graph.Node, error) { return &worker{core: core, env: env, insert: c.Insert}, nil }, nil
 		},
 	})
 }
@@ -62,6 +62,7 @@ type worker struct {
 	core   graph.Core
 	env    *graph.Env
 	insert bool
+	counts [malformed + 1]uint64 // of the vector in hand
 }
 
 // Process is part of graph.Node.
@@ -71,10 +72,16 @@ func (w *worker) Process(v *packet.Vector, in packet.Lanes, out []packet.Lanes) 
 	if l == 0 {
 		return
 	}
+	w.counts = [len(w.counts)]uint64{}
 	for backends := w.core.State().Backends; l != 0; l &= l - 1 {
 		i := l.Next() & 63
 		if b := int(v.Backend[i]); b < len(backends) {
 			w.clamp(v, i, w.env.InnerMTU(&backends[b]))
+		}
+	}
+	for c, n := range w.counts {
+		if n > 0 {
+			w.core.Count(c, n)
 		}
 	}
 }
@@ -111,8 +118,7 @@ func (w *worker) clamp(v *packet.Vector, i, mtu int) {
 	// Options are read to their end before anything is changed, so that a SYN
 	// stays as it was, or is changed whole. An MSS may come more than once, and which
 	// one counts is up to the receiver: all are lowered.
-	var found [10]int
-	n := 0
+	var found uint64 // offsets of values, as bits
 	for at := packet.TCPLen; at < size && h[at] != kindEnd; {
 		if h[at] == kindNop {
 			at++
@@ -120,31 +126,31 @@ func (w *worker) clamp(v *packet.Vector, i, mtu int) {
 		}
 		if at+2 > size || h[at+1] < 2 || at+int(h[at+1]) > size || h[at] == kindMSS && h[at+1] != optionLen {
 			v.Flags[i] |= packet.Malformed
-			w.core.Count(malformed, 1)
+			w.counts[malformed]++
 			return
 		}
 		if h[at] == kindMSS {
-			found[n] = at + 2
-			n++
+			found |= 1 << (at + 2)
 		}
 		at += int(h[at+1])
 	}
-	if n == 0 {
-		w.core.Count(noMSS, 1)
+	if found == 0 {
+		w.counts[noMSS]++
 		// Behind a first fragment everything would move.
 		if w.insert && size+optionLen <= 60 && v.Flags[i]&packet.First == 0 && int(v.IPLen[i])+optionLen <= mtu {
 			insert(v, i, uint16(min(limit, assumed)))
-			w.core.Count(inserted, 1)
+			w.counts[inserted]++
 		}
 		return
 	}
-	lowered := false
-	for _, at := range found[:n] {
+	lowered := uint64(0)
+	for ; found != 0; found &= found - 1 {
+		at := bits.TrailingZeros64(found)
 		old := binary.BigEndian.Uint16(h[at:])
 		if int(old) <= limit {
 			continue
 		}
-		lowered = true
+		lowered = 1
 		binary.BigEndian.PutUint16(h[at:], uint16(limit))
 		was, is := old, uint16(limit)
 		if at&1 != 0 {
@@ -152,9 +158,7 @@ func (w *worker) clamp(v *packet.Vector, i, mtu int) {
 		}
 		binary.BigEndian.PutUint16(h[16:], packet.Update16(binary.BigEndian.Uint16(h[16:]), was, is))
 	}
-	if lowered {
-		w.core.Count(clamped, 1)
-	}
+	w.counts[clamped] += lowered
 }
 
 // insert puts an MSS option in front of the other options of lane i: what stands before

@@ -351,8 +351,8 @@ func BenchmarkClamp(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				if name == "syn" {
-					for i := range packet.Size {
-						binary.BigEndian.PutUint16(w.V.Bytes(i)[56:], 1460)
+					for _, at := range w.V.Start {
+						binary.BigEndian.PutUint16(w.V.Mem[at+56:], 1460)
 					}
 				}
 				w.Run(in)
