@@ -225,7 +225,7 @@ func TestWaitAndTTL(t *testing.T) {
 	if out := feed(t, w, cases["frag2"], 0); out != "" {
 		t.Errorf("after 10 s: leaves by %q", out)
 	}
-	if got := w.Node.(graph.Gauger).Gauges(); got["held"] != 1 || got["pins"] != 1 || got["held_limit"] != 256 {
+	if got := w.Node.(graph.Gauger).Gauges(); got["held"] != 1 || got["pins"] != 1 || got["held_limit"] != 256 || got["pins_room"] < 8192 {
 		t.Errorf("gauges %v", got)
 	}
 	for range 200 { // the sweep comes round
