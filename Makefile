@@ -44,7 +44,7 @@ gen: ## write the generated files anew: XDP objects, node references, the drawin
 	.ci/install gen
 	$(GO) generate ./...
 	$(GO) run ./internal/reference
-	$(GO) run ./cmd/lbgraph dot -svg lb.hcl > bin/lb.svg && mv bin/lb.svg docs/lb.svg
+	mkdir -p bin && $(GO) run ./cmd/lbgraph dot -svg lb.hcl > bin/lb.svg && mv bin/lb.svg docs/lb.svg
 
 demo: build ## a client, a router, a balancer and three backends in namespaces, with real requests (as root)
 	.ci/install demo

@@ -7,7 +7,9 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -56,6 +58,9 @@ func pages(root string) (map[string][]byte, error) {
 			}
 			path := filepath.Join(root, folder, "README.md")
 			old, err := os.ReadFile(path)
+			if errors.Is(err, fs.ErrNotExist) {
+				continue // a test over the repository tells of it
+			}
 			if err != nil {
 				return nil, err
 			}

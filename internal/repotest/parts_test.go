@@ -91,6 +91,15 @@ func TestKindsHaveTheirParts(t *testing.T) {
 	}
 }
 
+// Control kinds have a page too.
+func TestControlKindsHavePages(t *testing.T) {
+	for _, p := range packages(t) {
+		if matches("control/*", p.Path) && p.Path != "control/state" && p.Path != "control/all" {
+			checkReadme(t, p.Dir, filepath.Base(p.Path))
+		}
+	}
+}
+
 // checkReadme holds the reference page of a kind to its form: a title, a
 // sentence, generated lists, behaviour, an example.
 func checkReadme(t *testing.T, dir, kind string) {
@@ -102,13 +111,13 @@ func checkReadme(t *testing.T, dir, kind string) {
 	}
 	text := string(b)
 	if !strings.HasPrefix(text, "# "+kind+"\n") {
-		t.Errorf("README.md begins %q, want %q", firstLine(text), "# "+kind)
+		t.Errorf("%s: README.md begins %q, want %q", kind, firstLine(text), "# "+kind)
 	}
 	at := 0
 	for _, part := range []string{"<!-- generated -->", "<!-- /generated -->", "\n## What it does\n", "\n## Example\n", "\n```hcl\n"} {
 		n := strings.Index(text[at:], part)
 		if n < 0 {
-			t.Errorf("README.md lacks %q, or has it out of order", strings.TrimSpace(part))
+			t.Errorf("%s: README.md lacks %q, or has it out of order", kind, strings.TrimSpace(part))
 			return
 		}
 		at += n
