@@ -38,8 +38,6 @@ const (
 	HTTP
 	// Pool: a backend of a pool is chosen for the connection or request.
 	Pool
-
-	factsEnd
 )
 
 // Sent is what the last step before transmission gives: these are forbidden on
