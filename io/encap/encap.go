@@ -302,7 +302,7 @@ func (w *Worker) write4(v *packet.Vector, in packet.Lanes, ts []template) (rest 
 		sum := uint64(t.sum[inner]) + tos<<8 + total
 		w1 := t.w[inner][0]
 		if e.spread {
-			host := packet.Spread(v.Hash[i]) & t.host
+			host := v.Hash[i] & t.host
 			sum += host&0xffff + host>>16
 			w1 |= host << 32
 		}
@@ -318,7 +318,7 @@ func (w *Worker) write4(v *packet.Vector, in packet.Lanes, ts []template) (rest 
 		} else {
 			put32(q, 30, uint32(t.w[inner][1]))
 			if e.proto == GUE {
-				w.gue(q, 34, packet.Spread(v.Hash[i]), n-packet.IPv4Len, int(inner))
+				w.gue(q, 34, v.Hash[i], n-packet.IPv4Len, int(inner))
 			}
 		}
 		v.Start[i] = start - over
@@ -351,7 +351,7 @@ func (w *Worker) write6(v *packet.Vector, in packet.Lanes, ts []template) (rest 
 			rest |= packet.Lane(i)
 			continue
 		}
-		flags, hash := v.Flags[i], packet.Spread(v.Hash[i])
+		flags, hash := v.Flags[i], v.Hash[i]
 		inner := flags & packet.V6 // bit 0
 		tos := uint64(get16(p, packet.EtherLen)>>(4*inner)) & e.tosMask
 		n += over

@@ -24,18 +24,19 @@ func Mix(a, b uint64) uint64 {
 // FlowHash is the selection hash of a flow: fixed, keyless and independent of the
 // architecture. With Mix as above, K0 … K5 the keys above and words read big-endian,
 //
-//	s = Mix(src.Hi ^ K0, src.Lo ^ K1)
-//	d = Mix(dst.Hi ^ K2, dst.Lo ^ K3)
 //	p = sport<<32 | dport<<16 | proto
-//	FlowHash = Mix(s ^ p ^ K4, d ^ K5)
+//	s = Mix(src.Hi ^ p ^ K0, src.Lo ^ K1)
+//	d = Mix(dst.Hi ^ K2, dst.Lo ^ K3)
+//	FlowHash = Mix(s ^ K4, d ^ K5)
 //
-// Ports are 0 for protocols without ports. Test vectors stand in hash_test.go and
+// Every input goes through two multiplications, so that flows that differ in a port
+// alone are even in any few bits of it. Ports are 0 for protocols without ports. Test vectors stand in hash_test.go and
 // in docs/selection.md.
 func FlowHash(src, dst Addr, sport, dport uint16, proto uint8) uint64 {
-	s := Mix(src.Hi^hashK0, src.Lo^hashK1)
-	d := Mix(dst.Hi^hashK2, dst.Lo^hashK3)
 	p := uint64(sport)<<32 | uint64(dport)<<16 | uint64(proto)
-	return Mix(s^p^hashK4, d^hashK5)
+	s := Mix(src.Hi^p^hashK0, src.Lo^hashK1)
+	d := Mix(dst.Hi^hashK2, dst.Lo^hashK3)
+	return Mix(s^hashK4, d^hashK5)
 }
 
 // AffinityHash is the selection hash of a VIP with source affinity: the client's

@@ -31,7 +31,7 @@ func keyOf(v *packet.Vector, i int) (k pin, hash uint64) {
 }
 
 func (p *pin) hash() uint64 {
-	return packet.Spread(packet.FlowHash(packet.Addr{Hi: p[0], Lo: p[1]}, packet.Addr{Hi: p[2], Lo: p[3]}, uint16(p[4]>>48), uint16(p[4]>>32), uint8(p[4]>>8)))
+	return packet.FlowHash(packet.Addr{Hi: p[0], Lo: p[1]}, packet.Addr{Hi: p[2], Lo: p[3]}, uint16(p[4]>>48), uint16(p[4]>>32), uint8(p[4]>>8))
 }
 
 func (p *pin) same(k *pin) bool {

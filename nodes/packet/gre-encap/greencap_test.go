@@ -103,7 +103,7 @@ func check(t testing.TB, w *nodetest.Worker, came, left []byte, b netip.Addr) {
 		if ip.TrafficClass != tos&3 {
 			t.Errorf("outer traffic class %#x for inner %#x", ip.TrafficClass, tos)
 		}
-		if ip.FlowLabel != uint32(packet.Spread(v.Hash[0])>>44) {
+		if ip.FlowLabel != uint32(v.Hash[0]>>44) {
 			t.Errorf("flow label %#x of hash %#x", ip.FlowLabel, v.Hash[0])
 		}
 		if int(ip.Length) != 4+len(want) || len(outer) != 44+len(want) {

@@ -84,7 +84,7 @@ func (w *worker) Process(v *packet.Vector, in packet.Lanes, out []packet.Lanes) 
 	n := uint32(len(w.cores))
 	for l := in; l != 0; l &= l - 1 {
 		i := l.Next() & 63
-		switch to := w.cores[packet.Reduce(packet.Spread(v.Hash[i]), n)]; {
+		switch to := w.cores[packet.Reduce(v.Hash[i], n)]; {
 		case to == w.self:
 			here |= packet.Lane(i)
 		case !w.core.Pass(int(to), v, i, next):
@@ -97,5 +97,5 @@ func (w *worker) Process(v *packet.Vector, in packet.Lanes, out []packet.Lanes) 
 
 // Trace tells which core a packet's flow belongs to.
 func (w *worker) Trace(v *packet.Vector, i int) string {
-	return fmt.Sprintf("core %d", w.cores[packet.Reduce(packet.Spread(v.Hash[i&63]), uint32(len(w.cores)))])
+	return fmt.Sprintf("core %d", w.cores[packet.Reduce(v.Hash[i&63], uint32(len(w.cores)))])
 }

@@ -36,7 +36,7 @@ func TestSpread(t *testing.T) {
 		count := map[int]int{}
 		next := 0
 		for i := range 60 {
-			want := 1 + int((packet.Spread(w.V.Hash[i])>>32)*3>>32)
+			want := 1 + int((w.V.Hash[i]>>32)*3>>32)
 			where[from] = append(where[from], want)
 			count[want]++
 			if want == from {
@@ -101,7 +101,7 @@ func TestRingFull(t *testing.T) {
 	ans := w.Process(in)
 	for i := range 64 {
 		want := "ring_full"
-		if packet.Reduce(packet.Spread(w.V.Hash[i]), 3) == 0 {
+		if packet.Reduce(w.V.Hash[i], 3) == 0 {
 			want = "next"
 		}
 		if got := w.Only(ans, i); got != want {
