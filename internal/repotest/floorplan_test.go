@@ -48,7 +48,6 @@ var floorPlan = []rule{
 	{"cmd", "io/... graph/... runtime/... control/... nodes/... daemon replay internal/...", "*"},
 	{"cmd/lbgraph", "cmd nodes/all control/all", ""},
 	// beside it: tools of the repository, which nothing but cmd imports
-	{"cases", "io/... graph/... runtime/... control/... nodes/... daemon replay", "*"},
 	{"internal/...", "io/... graph/... runtime/... control/... nodes/... cmd", "*"},
 }
 
