@@ -38,6 +38,7 @@ type Daemon struct {
 	opts     Options
 	log      *zap.Logger
 	store    *state.Store
+	paths    state.PathMTUs
 	xdp      *xdpDriver
 	engines  []*runtime.Engine
 	controls []control
@@ -74,6 +75,7 @@ func New(f *graph.File, o Options) (d *Daemon, err error) {
 			d = nil
 		}
 	}()
+	d.paths.Store, d.paths.Keep = d.store, state.PathMTUKept
 	if err = d.store.Apply(f.Spec); err != nil {
 		return d, err
 	}
@@ -87,7 +89,7 @@ func New(f *graph.File, o Options) (d *Daemon, err error) {
 			continue
 		}
 		e, err := runtime.New(g, runtime.Options{
-			State: d.store.Cell(), Watch: d.store.Watch, Drivers: drivers, Log: o.Log,
+			State: d.store.Cell(), Watch: d.store.Watch, Drivers: drivers, Log: o.Log, Host: d,
 			Memory: func(frames, chunk int) (runtime.Memory, error) {
 				return umem.New(frames, uint32(chunk), false)
 			},
@@ -307,6 +309,9 @@ func (d *Daemon) WatchTargets(f func()) (stop func()) {
 	d.watchers.Store(key, f)
 	return func() { d.watchers.Delete(key) }
 }
+
+// TunnelMTU takes what an ICMP error told of the path to a backend.
+func (d *Daemon) TunnelMTU(backend netip.Addr, mtu int) { d.paths.Learn(backend, uint32(mtu)) }
 
 // Version is the program's version.
 func (d *Daemon) Version() string { return d.opts.Version }

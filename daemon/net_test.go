@@ -24,6 +24,7 @@ import (
 	_ "github.com/lbgraph/lbgraph/control/all"
 	"github.com/lbgraph/lbgraph/graph"
 	"github.com/lbgraph/lbgraph/graph/lang"
+	"github.com/lbgraph/lbgraph/internal/demo"
 	"github.com/lbgraph/lbgraph/io/bpf"
 	"github.com/lbgraph/lbgraph/io/netnstest"
 	"github.com/lbgraph/lbgraph/io/pcap"
@@ -359,6 +360,41 @@ func TestNetReload(t *testing.T) {
 	}
 	if s := d.Stats()[0]; s.CheckConservation() != nil {
 		t.Error(s.CheckConservation())
+	}
+}
+
+// TestNetTunnelMTU: a router behind the balancer says that a tunnel's packets are
+// too long; the balancer takes note and tells the next sender what fits.
+func TestNetTunnelMTU(t *testing.T) {
+	w := newWorld(t, 1)
+	link, err := w.router.Link.LinkByName("b1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := w.router.Link.LinkSetMTU(link, 1400); err != nil {
+		t.Fatal(err)
+	}
+	f := load(t)
+	f.Spec.Pools[0].Backends = f.Spec.Pools[0].Backends[:1]
+	d := w.start(f)
+	to := netip.MustParseAddrPort("203.0.113.80:7")
+	known := 0
+	for end := time.Now().Add(5 * time.Second); known != 1376 && time.Now().Before(end); {
+		w.client.Do(func() { known, err = demo.PathMTU(t.Context(), to, 1470) })
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if known != 1376 { // 1400 less 24 of GRE over IPv4
+		t.Errorf("the client's path MTU is %d, want 1376; %v", known, d.Stats()[0].Drops())
+	}
+	s := d.Stats()[0]
+	icmp := s.Node("icmp-vip")
+	if icmp.Gauges["tunnel_errors 10.0.1.1"] == 0 {
+		t.Errorf("errors about the tunnel are not counted: %v", icmp.Gauges)
+	}
+	if err := s.CheckConservation(); err != nil {
+		t.Error(err)
 	}
 }
 

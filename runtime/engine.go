@@ -42,6 +42,8 @@ type Options struct {
 	// Kernel takes a frame for the kernel; nil where there is no way to it. It is
 	// called by all loops.
 	Kernel func(frame []byte) bool
+	// Host is what nodes find as Env.Host.
+	Host any
 	// Manual leaves the loops to be stepped by Step.
 	Manual bool
 	Log    *zap.Logger
@@ -272,7 +274,7 @@ func (e *Engine) build(a *graph.Analysis, gen uint32) (prog *program, unwatch []
 	for i := range prog.nodes {
 		s := &prog.nodes[i]
 		env := &graph.Env{
-			Graph: g.Name, Node: s.inst.Name, Cores: len(e.loops), MTU: g.NetworkMTU, State: e.opts.State,
+			Graph: g.Name, Node: s.inst.Name, Cores: len(e.loops), MTU: g.NetworkMTU, State: e.opts.State, Host: e.opts.Host,
 			Watch: func(f func(*state.Snapshot)) {
 				if e.opts.Watch == nil {
 					f(e.opts.State.Load())

@@ -17,7 +17,7 @@ func init() {
 		Outputs: []graph.Output{
 			next:      {Name: "next", Only: graph.Flow, Gives: graph.VIP, Doc: "packets for a service"},
 			fragment:  {Name: "fragment", Only: graph.Fragment, Gives: graph.VIP, Else: graph.Drop, Doc: "later fragments for an address of a VIP"},
-			icmp:      {Name: "icmp", Only: graph.ICMP, Gives: graph.VIP, Else: graph.Punt, Doc: "ICMP for an address of a VIP"},
+			icmp:      {Name: "icmp", Only: graph.ICMP, Gives: graph.VIP, Else: graph.Punt, Doc: "ICMP for an address of a VIP, and errors about tunnels"},
 			notVIP:    {Name: "not_vip", Else: graph.Punt, Doc: "the destination is no address of an enabled VIP"},
 			leave:     {Name: "leave", Else: graph.Punt, Doc: "a VIP's address but not its protocol or port, where on_mismatch is leave"},
 			wrongPort: {Name: "wrong_port", Else: graph.Drop, Doc: "a VIP's address but not its protocol or port"},
@@ -78,6 +78,11 @@ func classify(m *state.Matcher, v *packet.Vector, i int) int {
 		}
 		return notVIP
 	case !m.MatchAddr(v.Dst[i]):
+		if v.Flags[i]&packet.ICMP != 0 {
+			if _, ok := v.TunnelError(i); ok {
+				return icmp // about our own tunnel: icmp-vip takes note of it
+			}
+		}
 		return notVIP
 	case v.Flags[i]&packet.Later != 0:
 		return fragment
