@@ -172,6 +172,10 @@ type Port interface {
 	Close() error
 }
 
+// A Starter is a Port that lets packets in only when it is told to: after its
+// queues were given frames, before the loops run.
+type Starter interface{ Start() error }
+
 // PortInfo describes an open port.
 type PortInfo struct {
 	Name  string

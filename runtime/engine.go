@@ -127,6 +127,8 @@ func New(g *graph.Graph, opts Options) (e *Engine, err error) {
 	e.prog = prog
 	for c, l := range e.loops {
 		l.install(prog, nodes[c])
+		l.serveQueues()
+		l.flush()
 	}
 	return e, nil
 }
@@ -481,8 +483,19 @@ func (e *Engine) Start() error {
 	if e.started || e.opts.Manual {
 		return errors.New("the engine is running already, or stepped by hand")
 	}
+	for _, p := range e.ports {
+		if s, ok := p.Port.(graph.Starter); ok {
+			if err := s.Start(); err != nil {
+				return err
+			}
+		}
+	}
 	e.started = true
 	e.stopping.Store(false)
+	// A spinning loop keeps its processor to itself; everything else needs one too.
+	if n := len(e.loops) + 1; goruntime.GOMAXPROCS(0) < n {
+		goruntime.GOMAXPROCS(n)
+	}
 	for c, l := range e.loops {
 		pin := -1
 		if c < len(e.graph.Pin) {

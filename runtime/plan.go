@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/lbgraph/lbgraph/graph"
 	"github.com/lbgraph/lbgraph/graph/conf"
@@ -223,7 +224,17 @@ func (e *Engine) Swap(g *graph.Graph) error {
 	}
 	prog.prev.Store(e.prog)
 	gone := make([][]node, len(e.loops))
-	e.eachLocked(func(l *Loop) { gone[l.id] = l.install(prog, nodes[l.id]) })
+	var all sync.WaitGroup
+	all.Add(len(e.loops))
+	e.eachLocked(func(l *Loop) {
+		gone[l.id] = l.install(prog, nodes[l.id])
+		all.Done()
+		if e.started {
+			// No core goes on before all have changed over: what it would pass to
+			// another would be unknown there.
+			all.Wait()
+		}
+	})
 	// Every core has passed: nothing uses what the old program closed over.
 	for _, f := range e.unwatch {
 		f()

@@ -298,7 +298,7 @@ func TestRunning(t *testing.T) {
 		t.Fatal(err)
 	}
 	time.Sleep(20 * time.Millisecond) // the loops sleep
-	const rounds, each = 40, 50
+	const rounds, each = 200, 50
 	n := 0
 	for i := range rounds {
 		for q := range 2 {

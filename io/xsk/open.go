@@ -50,7 +50,10 @@ type Options struct {
 	Program *bpf.Admission
 	// Replace takes a program of somebody else off the interface.
 	Replace bool
-	Log     *zap.Logger // nil for none
+	// Later leaves the program to be attached by Start, so that the sockets can be
+	// given frames before packets come.
+	Later bool
+	Log   *zap.Logger // nil for none
 }
 
 // front is what the kernel leaves free in front of a received frame
@@ -71,7 +74,8 @@ type Port struct {
 	name   string
 	queues []*Queue
 	info   graph.PortInfo
-	prog   *bpf.Attachment
+	attach func() error
+	prog   *bpf.Attachment // nil until it is attached
 }
 
 var _ graph.Port = (*Port)(nil)
@@ -132,23 +136,40 @@ func (p *Port) open(o Options) error {
 			return err
 		}
 	}
-	p.prog, err = o.Program.Attach(bpf.AttachOptions{Interface: dev.Index, Mode: o.Mode, Jumbo: jumbo, Replace: o.Replace})
-	if err != nil {
-		return err
-	}
-	p.info = graph.PortInfo{Name: o.Interface, MTU: dev.MTU, Mode: string(p.prog.Mode) + ", zero-copy"}
+	p.info = graph.PortInfo{Name: o.Interface, MTU: dev.MTU, Mode: "zero-copy"}
 	if copied {
-		p.info.Mode = string(p.prog.Mode) + ", copy"
+		p.info.Mode = "copy"
 	}
 	copy(p.info.MAC[:], dev.HardwareAddr)
 	if p.info.Addrs, err = addresses(dev); err != nil {
 		return err
 	}
-	if p.prog.Refused != nil {
-		o.Log.Warn("native XDP is not to be had", zap.String("interface", o.Interface), zap.Error(p.prog.Refused))
+	p.attach = func() (err error) {
+		p.prog, err = o.Program.Attach(bpf.AttachOptions{Interface: dev.Index, Mode: o.Mode, Jumbo: jumbo, Replace: o.Replace})
+		if err != nil {
+			return err
+		}
+		p.info.Mode = string(p.prog.Mode) + ", " + p.info.Mode
+		if p.prog.Refused != nil {
+			o.Log.Warn("native XDP is not to be had", zap.String("interface", o.Interface), zap.Error(p.prog.Refused))
+		}
+		o.Log.Info("interface opened", zap.String("interface", o.Interface), zap.String("mode", p.info.Mode),
+			zap.Int("queues", n), zap.Int("mtu", dev.MTU), zap.Bool("chains", jumbo))
+		return nil
 	}
-	o.Log.Info("interface opened", zap.String("interface", o.Interface), zap.String("mode", p.info.Mode),
-		zap.Int("queues", n), zap.Int("mtu", dev.MTU), zap.Bool("chains", jumbo))
+	if o.Later {
+		return nil
+	}
+	return p.attach()
+}
+
+// Start attaches the program of a port that was opened with Options.Later, in the
+// network namespace of the calling thread. It is called once, before other
+// goroutines use the port.
+func (p *Port) Start() error {
+	if err := p.attach(); err != nil {
+		return fmt.Errorf("interface %s: %w", p.name, err)
+	}
 	return nil
 }
 
@@ -360,7 +381,7 @@ func (p *Port) Queue(q int) graph.Queue { return p.queues[q] }
 func (p *Port) Info() graph.PortInfo { return p.info }
 
 // Attached tells whether the program still stands on the interface.
-func (p *Port) Attached() bool { return p.prog.Alive() }
+func (p *Port) Attached() bool { return p.prog != nil && p.prog.Alive() }
 
 // Stats is what the kernel counted on one socket (struct xdp_statistics). Packets
 // lost are RxDropped + RxRingFull.
