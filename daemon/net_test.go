@@ -2,7 +2,9 @@ package daemon
 
 import (
 	"context"
+	"crypto/sha256"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/netip"
@@ -43,12 +45,16 @@ type world struct {
 	backends             []*netnstest.NS
 }
 
-func newWorld(t *testing.T, backends int) *world {
+func newWorld(t *testing.T, backends int) *world { return newWorldOf(t, backends, 1500) }
+
+// newWorldOf is newWorld with links of another MTU; those to backends carry 24 bytes
+// more.
+func newWorldOf(t *testing.T, backends, mtu int) *world {
 	w := &world{t: t, client: netnstest.New(t), router: netnstest.New(t), node: netnstest.New(t)}
-	netnstest.Veth(netnstest.End{NS: w.client, Name: "eth0", Addrs: []string{"198.51.100.7/24", "2001:db8:c::7/64"}},
-		netnstest.End{NS: w.router, Name: "client", Addrs: []string{"198.51.100.1/24", "2001:db8:c::1/64"}})
-	netnstest.Veth(netnstest.End{NS: w.node, Name: "eth0", Addrs: []string{"192.0.2.1/24", "2001:db8:f::1/64"}},
-		netnstest.End{NS: w.router, Name: "node", Addrs: []string{"192.0.2.2/24", "2001:db8:f::2/64"}})
+	netnstest.Veth(netnstest.End{NS: w.client, Name: "eth0", Addrs: []string{"198.51.100.7/24", "2001:db8:c::7/64"}, MTU: mtu},
+		netnstest.End{NS: w.router, Name: "client", Addrs: []string{"198.51.100.1/24", "2001:db8:c::1/64"}, MTU: mtu})
+	netnstest.Veth(netnstest.End{NS: w.node, Name: "eth0", Addrs: []string{"192.0.2.1/24", "2001:db8:f::1/64"}, MTU: mtu},
+		netnstest.End{NS: w.router, Name: "node", Addrs: []string{"192.0.2.2/24", "2001:db8:f::2/64"}, MTU: mtu})
 	w.client.Route("0.0.0.0/0", "198.51.100.1", "")
 	w.client.Route("::/0", "2001:db8:c::1", "")
 	w.node.Route("0.0.0.0/0", "192.0.2.2", "")
@@ -60,8 +66,8 @@ func newWorld(t *testing.T, backends int) *world {
 	for i := range backends {
 		b := netnstest.New(t)
 		w.backends = append(w.backends, b)
-		netnstest.Veth(netnstest.End{NS: b, Name: "eth0", Addrs: []string{fmt.Sprintf("10.1.%d.2/24", i+1), fmt.Sprintf("10.0.1.%d/32", i+1)}, MTU: 1524},
-			netnstest.End{NS: w.router, Name: fmt.Sprintf("b%d", i+1), Addrs: []string{fmt.Sprintf("10.1.%d.1/24", i+1)}, MTU: 1524})
+		netnstest.Veth(netnstest.End{NS: b, Name: "eth0", Addrs: []string{fmt.Sprintf("10.1.%d.2/24", i+1), fmt.Sprintf("10.0.1.%d/32", i+1)}, MTU: mtu + 24},
+			netnstest.End{NS: w.router, Name: fmt.Sprintf("b%d", i+1), Addrs: []string{fmt.Sprintf("10.1.%d.1/24", i+1)}, MTU: mtu + 24})
 		b.Route("0.0.0.0/0", fmt.Sprintf("10.1.%d.1", i+1), "eth0")
 		w.router.Route(fmt.Sprintf("10.0.1.%d/32", i+1), fmt.Sprintf("10.1.%d.2", i+1), "")
 	}
@@ -225,7 +231,15 @@ func (w *world) serve(vips ...string) {
 			if l, err = net.Listen("tcp", ":80"); err != nil {
 				return
 			}
-			s := &http.Server{Handler: http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) { fmt.Fprintf(rw, "web-%d", i+1) })}
+			s := &http.Server{Handler: http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+				if r.URL.Path == "/sum" {
+					sum := sha256.New()
+					_, _ = io.Copy(sum, r.Body)
+					fmt.Fprintf(rw, "%x", sum.Sum(nil))
+					return
+				}
+				fmt.Fprintf(rw, "web-%d", i+1)
+			})}
 			go func() { _ = s.Serve(l) }()
 			w.t.Cleanup(func() { _ = s.Close() })
 		})
@@ -393,6 +407,47 @@ func TestNetTunnelMTU(t *testing.T) {
 	if icmp.Gauges["tunnel_errors 10.0.1.1"] == 0 {
 		t.Errorf("errors about the tunnel are not counted: %v", icmp.Gauges)
 	}
+	if err := s.CheckConservation(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestNetJumbo: packets of nearly 9000 bytes, each in several frames, go the whole
+// way; one that does not fit the tunnel is answered.
+func TestNetJumbo(t *testing.T) {
+	w := newWorldOf(t, 1, 9000)
+	w.serve("203.0.113.80/32")
+	f := load(t)
+	f.Spec.Pools[0].Backends = f.Spec.Pools[0].Backends[:1]
+	f.Graphs[0].NetworkMTU = 9000
+	d := w.start(f)
+	body := strings.Repeat("0123456789abcdef", 1<<16)
+	path := filepath.Join(t.TempDir(), "body")
+	if err := os.WriteFile(path, []byte(body), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	out, err := w.client.Try("curl", "-s", "-m", "10", "--data-binary", "@"+path, "http://203.0.113.80/sum")
+	if want := fmt.Sprintf("%x", sha256.Sum256([]byte(body))); err != nil || out != want {
+		t.Fatalf("a megabyte up: %q, %v; want %s; %v", out, err, want, d.Stats()[0].Drops())
+	}
+	// The backend announces an MSS for its 9024 bytes, the client for its 9000: so
+	// segments of 8960 bytes come up, which fit no tunnel of 9000. They are answered,
+	// and the client sends shorter ones.
+	s := d.Stats()[0]
+	if s.SentBytes/s.Sent < 2048 {
+		t.Errorf("packets of %d bytes on the average are no jumbo frames", s.SentBytes/s.Sent)
+	}
+	known := 0
+	for end := time.Now().Add(5 * time.Second); known != 8976 && time.Now().Before(end); {
+		w.client.Do(func() { known, err = demo.PathMTU(t.Context(), netip.MustParseAddrPort("203.0.113.80:7"), 9000) })
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if known != 8976 {
+		t.Errorf("the client's path MTU is %d, want 8976", known)
+	}
+	s = d.Stats()[0]
 	if err := s.CheckConservation(); err != nil {
 		t.Error(err)
 	}
