@@ -230,6 +230,9 @@ type ServiceInfo struct {
 	Prev    uint32
 	Proto   uint8 // as in Service
 	Compact bool  // as in Service
+	// Plain is for compact services without Prev: Base<<8 | class<<2, class being 0
+	// for TCP, 1 for UDP and 2 for others. It is 0 for all other services.
+	Plain uint64
 }
 
 // A Service is one address (or prefix), protocol and port (or range) that leads

@@ -999,10 +999,7 @@ func (s *Store) snapshot() *Snapshot {
 		s.shape.infos = make([]ServiceInfo, max(1, len(s.services.all)))
 		for i, v := range s.services.all {
 			if v != nil && v.gen == 0 {
-				s.shape.infos[i] = ServiceInfo{Base: s.pools.all[v.Pool].base, Proto: v.Proto, Compact: v.Compact}
-				if v.prev != nil {
-					s.shape.infos[i].Prev = v.prev.ID
-				}
+				s.shape.infos[i] = v.info(s.pools.all[v.Pool].base)
 			}
 		}
 	}
@@ -1051,6 +1048,17 @@ func (s *Store) snapshot() *Snapshot {
 	}
 	s.postAll(n)
 	return n
+}
+
+func (v *service) info(base uint32) ServiceInfo {
+	i := ServiceInfo{Base: base, Proto: v.Proto, Compact: v.Compact}
+	switch {
+	case v.prev != nil:
+		i.Prev = v.prev.ID
+	case v.Compact:
+		i.Plain = uint64(base)<<8 | uint64(portClass(v.Proto))<<2
+	}
+	return i
 }
 
 // SetHealth takes what a check found out. A target that no pool names is ignored.

@@ -145,13 +145,20 @@ type node struct {
 	infos []state.ServiceInfo
 	words []state.Word
 
-	// Of the chunk in hand.
-	lane [chunk]uint8
-	id   [chunk]uint64
-	hash [chunk]uint64
-	at   [chunk]unsafe.Pointer
-	far  [2 * chunk]unsafe.Pointer
+	// Of the vector and the chunk in hand.
+	lanes [packet.Size]uint8
+	lane  [chunk]uint8
+	at    [chunk]unsafe.Pointer
+	far   [2 * chunk]unsafe.Pointer
 }
+
+// allLanes is the lanes of a full vector, in order.
+var allLanes = func() (l [packet.Size]uint8) {
+	for i := range l {
+		l[i] = uint8(i)
+	}
+	return l
+}()
 
 func newNode(c Config, core graph.Core, cell *state.Cell) (*node, error) {
 	t, err := newTables(c.Entries)
@@ -273,73 +280,142 @@ func (n *node) mayVisit() bool {
 	return true
 }
 
+// A batch is what is known of the lanes of a chunk while they are looked up.
+type batch struct {
+	key   [chunk]uint64
+	home  [chunk]uint32 // offset of the home line in the array of lines
+	about [chunk]uint64 // state.ServiceInfo.Plain | FIN, SYN and RST <<4
+	place [chunk]uint8  // 1 + place in the line; 0 is none
+}
+
+// noKey is no flow's key, as there is no service 0; nor is it that of free places.
+const noKey = 1
+
 // look finds the flows of the lanes in, enters backend and slot of those that it
-// finds, and answers them.
+// finds, and answers them. It goes over a chunk of lanes in steps, so that the
+// waits for memory overlap: form the keys, find their lines and ask for them,
+// compare, decide. The steps are loops of their own, since each then has its values
+// in registers. What is not plain (a key that is wide or away from home, a related
+// packet, a service that led to another pool, a table that moves) is left to lookLater.
 func (n *node) look(v *packet.Vector, in packet.Lanes) (hits packet.Lanes) {
-	lines := n.cur.compact.lines
-	for rest := in; rest != 0; {
-		k := 0
-		var wide packet.Lanes
-		for c := 0; rest != 0 && c < chunk; c++ {
-			i := rest.Next() & 63
-			rest &= rest - 1
-			id := v.VIP[i]
-			if uint64(id) >= uint64(len(n.infos)) {
-				continue
-			}
-			if !n.infos[id].Compact || v.Flags[i]&packet.V6 != 0 {
-				wide |= packet.Lane(i)
-				continue
-			}
-			key := uint64(id)<<48 | uint64(v.SPort[i])<<32 | v.Src[i].Lo&0xffffffff
-			hash := hashCompact(&n.cur.keys, key)
-			n.lane[k], n.id[k], n.hash[k] = uint8(i), key, hash
-			n.at[k] = unsafe.Pointer(&lines[packet.Reduce(hash, uint32(len(lines)))])
-			k++
+	lanes := n.lanes[:0]
+	if m, ok := in.Dense(); ok {
+		lanes = allLanes[:m]
+	} else {
+		for l := in; l != 0; l &= l - 1 {
+			lanes = append(lanes, uint8(l.Next()))
 		}
-		prefetch.Lines(n.at[:k])
-		for j := range k {
-			i := int(n.lane[j&(chunk-1)]) & 63
-			key := n.id[j&(chunk-1)]
-			l := (*line)(n.at[j&(chunk-1)])
-			p := l.place(key)
-			if p == 0 {
-				if l.over != 0 || n.old != nil || n.infos[v.VIP[i]].Prev != 0 {
-					id := ident{hash: n.hash[j&(chunk-1)], compact: key}
-					if n.slow(v, i, &id) {
-						hits |= packet.Lane(i)
-					}
-				}
-				continue
-			}
-			st := &l.st[p-1]
-			w := *st
-			c := n.kind(v.Proto[i], w)
-			at := uint64(n.infos[v.VIP[i]].Base) + uint64(slotOf(w))
-			if at >= uint64(len(n.words)) {
-				continue
-			}
-			backend, status := n.words[at].Load()
-			const odd = packet.FIN | packet.SYN | packet.RST
-			age := n.clk.age(c, w)
-			if uint32(v.TCP[i]&odd)|uint32(status)|(w>>30^established)|uint32(v.Flags[i]&packet.Related) == 0 && age <= n.clk.ttl[c&15] {
-				if age != 0 {
-					*st = w&0xffff0000 | uint32(n.clk.now[c&15])
-				}
-				v.Backend[i], v.Slot[i] = backend, slotOf(w)
-				hits |= packet.Lane(i)
-			} else if n.judge(v, i, st, backend, status, false) {
-				hits |= packet.Lane(i)
-			}
-		}
-		if wide != 0 {
-			hits |= n.lookWide(v, wide)
-		}
+	}
+	var b batch
+	var later packet.Lanes
+	for len(lanes) > 0 {
+		now := lanes[:min(chunk, len(lanes))]
+		lanes = lanes[len(now):]
+		later |= n.form(v, now, &b)
+		n.cur.compact.aim(&b, len(now))
+		n.cur.compact.compare(&b, len(now))
+		h, l := n.decide(v, now, &b)
+		hits, later = hits|h, later|l
+	}
+	if later != 0 {
+		hits |= n.lookLater(v, later)
 	}
 	return hits
 }
 
-// lookWide is look for a few lanes with wide keys.
+// form makes the keys of lanes. It answers the lanes that it leaves to lookLater,
+// whose key is noKey.
+func (n *node) form(v *packet.Vector, lanes []uint8, b *batch) (later packet.Lanes) {
+	infos := n.infos
+	for j, i := range lanes {
+		i, j := i&63, j&(chunk-1)
+		id := v.VIP[i]
+		b.key[j] = noKey
+		if uint64(id) >= uint64(len(infos)) {
+			continue
+		}
+		plain := infos[id].Plain
+		if plain == 0 || v.Flags[i]&(packet.V6|packet.Related) != 0 {
+			later |= packet.Lane(int(i))
+			continue
+		}
+		b.key[j] = uint64(id)<<48 | uint64(v.SPort[i])<<32 | v.Src[i].Lo&0xffffffff
+		b.about[j] = plain | uint64(v.TCP[i]&(packet.FIN|packet.SYN|packet.RST))<<4
+	}
+	return later
+}
+
+// decide looks at the entries that were found. It answers the lanes that stay with
+// their entry's backend, and those that it leaves to lookLater.
+func (n *node) decide(v *packet.Vector, lanes []uint8, b *batch) (hits, later packet.Lanes) {
+	words, lines := n.words, unsafe.Pointer(unsafe.SliceData(n.cur.compact.lines))
+	clk, moving := &n.clk, n.old != nil
+	var odd packet.Lanes // of b
+	for j, i := range lanes {
+		i, j := i&63, j&(chunk-1)
+		l := (*line)(unsafe.Add(lines, b.home[j]))
+		p := uint(b.place[j]) - 1
+		if p >= uint(len(l.st)) {
+			if b.key[j] != noKey && (l.over != 0 || moving) {
+				later |= packet.Lane(int(i))
+			}
+			continue
+		}
+		w := l.st[p]
+		m := b.about[j]>>8 + uint64(slotOf(w))
+		if m >= uint64(len(words)) {
+			continue
+		}
+		backend, status := words[m].Load()
+		k := uint32(b.about[j]) | stateOf(w)
+		age := clk.now[k&15] - uint16(w)
+		if (k^established)&0x73|uint32(status) != 0 || age > clk.ttl[k&15] {
+			odd |= packet.Lane(j)
+			continue
+		}
+		if age != 0 {
+			l.st[p] = w - uint32(uint16(w)) + uint32(clk.now[k&15])
+		}
+		v.Backend[i], v.Slot[i] = backend, slotOf(w)
+		hits |= packet.Lane(int(i))
+	}
+	for ; odd != 0; odd &= odd - 1 {
+		j := odd.Next() & (chunk - 1)
+		i := int(lanes[j])
+		st := &(*line)(unsafe.Add(lines, b.home[j])).st[b.place[j]-1]
+		backend, status := words[b.about[j]>>8+uint64(slotOf(*st))].Load()
+		if n.judge(v, i, st, backend, status, false) {
+			hits |= packet.Lane(i)
+		}
+	}
+	return hits, later
+}
+
+// lookLater is look for lanes that look left.
+func (n *node) lookLater(v *packet.Vector, in packet.Lanes) (hits packet.Lanes) {
+	var wide packet.Lanes
+	for l := in; l != 0; l &= l - 1 {
+		i := l.Next() & 63
+		if !n.infos[v.VIP[i]].Compact || v.Flags[i]&packet.V6 != 0 {
+			wide |= packet.Lane(i)
+			if wide.Count() == chunk {
+				hits |= n.lookWide(v, wide)
+				wide = 0
+			}
+			continue
+		}
+		id := n.ident(v, i, v.VIP[i], &n.cur.keys)
+		if n.slow(v, i, &id) {
+			hits |= packet.Lane(i)
+		}
+	}
+	if wide != 0 {
+		hits |= n.lookWide(v, wide)
+	}
+	return hits
+}
+
+// lookWide is look for at most chunk lanes with wide keys.
 func (n *node) lookWide(v *packet.Vector, in packet.Lanes) (hits packet.Lanes) {
 	t := &n.cur.full
 	var ids [chunk]ident
@@ -509,30 +585,63 @@ func (n *node) change(st *uint32, w uint32) {
 // vector are entered, now that they were sent.
 func (n *node) AfterSend(v *packet.Vector, lanes packet.Lanes) {
 	n.begin(v.Now)
-	for rest := lanes; rest != 0; {
-		k := 0
-		var ids [chunk]ident
-		for ; rest != 0 && k < chunk; rest &= rest - 1 {
-			i := rest.Next() & 63
-			if v.Flags[i]&(packet.Chosen|packet.Related) != packet.Chosen || v.TCP[i]&(packet.FIN|packet.RST) != 0 ||
-				v.Slot[i] >= state.MaxSlots || uint64(v.VIP[i]) >= uint64(len(n.infos)) || n.infos[v.VIP[i]].Base == 0 {
-				continue
-			}
-			n.lane[k] = uint8(i)
-			ids[k] = n.ident(v, i, v.VIP[i], &n.cur.keys)
-			t := n.cur.of(&ids[k])
-			if home := t.home(ids[k].hash); ids[k].wide {
-				n.at[k] = unsafe.Pointer(&t.wide[home])
-			} else {
-				n.at[k] = unsafe.Pointer(&t.lines[home])
-			}
-			k++
-		}
-		prefetch.Lines(n.at[:k])
-		for j := range k {
-			n.learn(v, int(n.lane[j])&63, &ids[j])
+	chosen := n.lanes[:0]
+	for l := lanes; l != 0; l &= l - 1 {
+		i := l.Next() & 63
+		if v.Flags[i]&(packet.Chosen|packet.Related) == packet.Chosen && v.TCP[i]&(packet.FIN|packet.RST) == 0 && v.Slot[i] < state.MaxSlots {
+			chosen = append(chosen, uint8(i))
 		}
 	}
+	var b batch
+	var later packet.Lanes
+	for len(chosen) > 0 {
+		now := chosen[:min(chunk, len(chosen))]
+		chosen = chosen[len(now):]
+		later |= n.form(v, now, &b)
+		n.cur.compact.aim(&b, len(now))
+		later |= n.enter(v, now, &b)
+	}
+	for ; later != 0; later &= later - 1 {
+		if i := later.Next() & 63; uint64(v.VIP[i]) < uint64(len(n.infos)) && n.infos[v.VIP[i]].Base != 0 {
+			id := n.ident(v, i, v.VIP[i], &n.cur.keys)
+			n.learn(v, i, &id)
+		}
+	}
+}
+
+// enter enters the flows of lanes that have no entry and whose home line has room.
+// It answers the lanes that it leaves to learn.
+func (n *node) enter(v *packet.Vector, lanes []uint8, b *batch) (later packet.Lanes) {
+	t := &n.cur.compact
+	lines := unsafe.Pointer(unsafe.SliceData(t.lines))
+	room := n.cur.entries - n.cur.used()
+	if n.cfg.NewFlows != 0 || n.old != nil {
+		room = 0
+	}
+	entered := 0
+	for j, i := range lanes {
+		i, j := i&63, j&(chunk-1)
+		key := b.key[j]
+		if key == noKey {
+			continue
+		}
+		// What the vector's earlier packets entered is seen here.
+		l := (*line)(unsafe.Add(lines, b.home[j]))
+		known := b2u(l.key[0] == key) | b2u(l.key[1] == key) | b2u(l.key[2] == key) | b2u(l.key[3] == key) | b2u(l.key[4] == key)
+		free := l.free()
+		if known != 0 || free >= uint(len(l.st)) || entered == room || l.over != 0 && l.over&overBit(hashCompact(t.keys, key)) != 0 {
+			later |= packet.Lane(int(i))
+			continue
+		}
+		l.key[free] = key
+		l.st[free] = word(handshake, v.Slot[i], n.clk.now[(b.about[j]|handshake)&15])
+		entered++
+	}
+	if entered > 0 {
+		n.cur.count[handshake] += entered
+		n.core.Count(cInserts, uint64(entered))
+	}
+	return later
 }
 
 // learn enters the backend that a lane was sent to. The flow may have an entry all
@@ -617,13 +726,15 @@ func (n *node) insert(t *table, id *ident, w, far uint32) bool {
 	var atB, atD uint32
 	atS, rank := -1, rankNone
 	var age int64
-	for d := uint32(0); d < far && rank < rankHandshake; d++ {
+	seen := 0
+	for d := uint32(0); (d < far || seen == 0 && d <= reach) && rank < rankHandshake; d++ {
 		b := t.step(home, d)
 		st, _ := t.bucket(b)
 		for s, w := range st {
 			if w == 0 {
 				continue
 			}
+			seen++
 			r, a := n.rank(t, b, s, w)
 			if r > rank || r == rank && r != rankNone && a > age {
 				atB, atD, atS, rank, age = b, d, s, r, a
@@ -662,9 +773,6 @@ func (n *node) rank(t *table, b uint32, s int, w uint32) (rank int, age int64) {
 	service, proto := t.about(b, s, n.infos)
 	c := n.kind(proto, w)
 	age = n.clk.nanos(c, w)
-	if b, _ := n.member(service, slotOf(w)); b == 0 {
-		return rankDead, age
-	}
 	switch {
 	case n.clk.over(c, w):
 		return rankExpired, age
@@ -672,6 +780,9 @@ func (n *node) rank(t *table, b uint32, s int, w uint32) (rank int, age int64) {
 		return rankHandshake, age
 	case stateOf(w) == closing:
 		return rankClosing, age
+	}
+	if b, _ := n.member(service, slotOf(w)); b == 0 {
+		return rankDead, age
 	}
 	return rankNone, age
 }

@@ -68,8 +68,10 @@ func (n *node) clean(t *table, b uint32, gap int64) {
 		if w == 0 {
 			continue
 		}
-		switch rank, _ := n.rank(t, b, s, w); {
-		case rank == rankDead:
+		service, _ := t.about(b, s, n.infos)
+		rank, _ := n.rank(t, b, s, w)
+		switch to, _ := n.member(service, slotOf(w)); {
+		case to == 0:
 			n.wipe(n.cur, t, b, s)
 			n.core.Count(cDied, 1)
 		case rank == rankExpired || gap > 0 && n.outlived(t, b, s, w, gap):

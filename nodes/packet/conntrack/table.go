@@ -4,6 +4,7 @@ import (
 	"crypto/rand"
 	"encoding/binary"
 	"fmt"
+	"math/bits"
 	"runtime"
 	"syscall"
 	"unsafe"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/lbgraph/lbgraph/control/state"
 	"github.com/lbgraph/lbgraph/io/packet"
+	"github.com/lbgraph/lbgraph/io/prefetch"
 )
 
 // The memory of a table is an array of buckets. An entry stands in the bucket that
@@ -139,7 +141,7 @@ func (t *tables) of(id *ident) *table {
 }
 
 func hashCompact(keys *[6]uint64, key uint64) uint64 {
-	return packet.Mix(packet.Mix(key^keys[0], keys[1])^keys[2], keys[3])
+	return packet.Mix(key^keys[0], keys[1])
 }
 
 func hashWide(keys *[6]uint64, k *wideKey) uint64 {
@@ -303,14 +305,34 @@ func freePlace(st []uint32) int {
 	return -1
 }
 
-// place answers 1 + the place of key in the line, 0 when it is not there. It does
-// not branch: which of the five it is nobody can predict.
-func (l *line) place(key uint64) uint32 {
-	return b2u(l.key[0] == key) + 2*b2u(l.key[1] == key) + 3*b2u(l.key[2] == key) + 4*b2u(l.key[3] == key) + 5*b2u(l.key[4] == key)
+// aim finds the home lines of the first n keys of b, and asks for them.
+func (t *table) aim(b *batch, n int) {
+	size := uint64(len(t.lines))
+	k0, k1 := t.keys[0], t.keys[1]
+	for j, key := range b.key[:n] {
+		hash := packet.Mix(key^k0, k1)
+		b.home[j] = uint32(hash>>32*size>>32) * uint32(unsafe.Sizeof(line{}))
+	}
+	prefetch.Offsets(unsafe.Pointer(unsafe.SliceData(t.lines)), b.home[:n])
+}
+
+// compare finds the first n keys of b in their home lines. It does not branch: which
+// place it is nobody can predict.
+func (t *table) compare(b *batch, n int) {
+	lines := unsafe.Pointer(unsafe.SliceData(t.lines))
+	for j, key := range b.key[:n] {
+		l := (*line)(unsafe.Add(lines, b.home[j]))
+		b.place[j] = b2u(l.key[0] == key) + 2*b2u(l.key[1] == key) + 3*b2u(l.key[2] == key) + 4*b2u(l.key[3] == key) + 5*b2u(l.key[4] == key)
+	}
+}
+
+// free answers the first free place of the line, 5 if there is none.
+func (l *line) free() uint {
+	return uint(bits.TrailingZeros32(uint32(b2u(l.st[0] == 0)|b2u(l.st[1] == 0)<<1|b2u(l.st[2] == 0)<<2|b2u(l.st[3] == 0)<<3|b2u(l.st[4] == 0)<<4) | 1<<5))
 }
 
 // b2u compiles to one instruction.
-func b2u(b bool) uint32 {
+func b2u(b bool) uint8 {
 	if b {
 		return 1
 	}
