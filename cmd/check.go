@@ -2,6 +2,7 @@ package cmd
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/hashicorp/hcl/v2"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/lbgraph/lbgraph/graph"
 	"github.com/lbgraph/lbgraph/graph/lang"
+	"github.com/lbgraph/lbgraph/internal/host"
 )
 
 func init() { add(newCheck) }
@@ -19,14 +21,19 @@ func newCheck(a *app) *cobra.Command {
 		Short: "Say what is wrong with a file",
 		Long: `Reads a file, follows every name in it, and checks that its graphs make sense:
 that every packet, on every way it can take, holds what each node needs, and ends
-somewhere. Nothing is opened or changed, and no privilege is needed.`,
+somewhere. Nothing is opened or changed, and no privilege is needed.
+
+With --host it looks at this machine too: kernel, privileges, and what the interfaces
+that the file names are set to.`,
 		Example: `  lbgraph check lb.hcl
+  lbgraph check --host lb.hcl
   lbgraph check lb.hcl -var uplink=ens3
   lbgraph check lb.hcl -o json | jq -r '.messages[] | "\(.line): \(.summary)"'`,
 		Args:              takes("FILE"),
 		ValidArgsFunction: hclFiles,
 	}
 	opts, asJSON := options(c), output(c)
+	machine := c.Flags().Bool("host", false, "look at this machine too")
 	c.RunE = func(_ *cobra.Command, args []string) error {
 		o, err := opts()
 		if err != nil {
@@ -37,21 +44,45 @@ somewhere. Nothing is opened or changed, and no privilege is needed.`,
 			return err
 		}
 		l := load(args[0], o)
+		var found []host.Finding
+		if *machine && l.file != nil {
+			found = host.Check(l.file)
+		}
 		if js {
 			err = a.json(struct {
 				File     string         `json:"file"`
 				OK       bool           `json:"ok"`
 				Messages []lang.Message `json:"messages"`
-			}{args[0], l.file != nil, lang.Messages(l.diags)}, nil)
+				Host     []host.Finding `json:"host,omitempty"`
+			}{args[0], l.file != nil, lang.Messages(l.diags), found}, nil)
 		} else if err = a.tell(l); err == nil {
-			err = a.verdict(args[0], l)
+			if err = a.verdict(args[0], l); err == nil {
+				err = a.findings(found)
+			}
 		}
-		if err != nil {
-			return err
+		if err == nil {
+			err = l.err()
 		}
-		return l.err()
+		if err == nil && slices.ContainsFunc(found, func(f host.Finding) bool { return f.Level == host.Error }) {
+			err = &exitError{systemRefused, nil}
+		}
+		return err
 	}
 	return c
+}
+
+// findings prints what was found out about the machine, a line each.
+func (a *app) findings(found []host.Finding) error {
+	for _, f := range found {
+		line := f.Level + ": " + f.What
+		if f.Remedy != "" {
+			line += ". " + f.Remedy
+		}
+		if _, err := fmt.Fprintln(a.out, line); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // verdict prints one line for a file that was checked.

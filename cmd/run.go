@@ -6,6 +6,7 @@ import (
 	"go.uber.org/zap/zapcore"
 
 	"github.com/lbgraph/lbgraph/daemon"
+	"github.com/lbgraph/lbgraph/internal/host"
 )
 
 func init() { add(newRun) }
@@ -35,6 +36,11 @@ the kernel; it is gone when the command ends, however it ends.`,
 		f, err := read(args[0])
 		if err != nil {
 			return err
+		}
+		for _, x := range host.Check(f) {
+			if x.Level == host.Warning { // errors show when the interface is opened
+				log.Warn(x.What, zap.String("remedy", x.Remedy))
+			}
 		}
 		d, err := daemon.New(f, daemon.Options{Version: BuildInfo().Version, Log: log, Replace: replace})
 		if err != nil {
