@@ -37,7 +37,7 @@ var floorPlan = []rule{
 	{"io/...", level0 + " graph " + drivers, "*"},
 	{"runtime/...", level0 + " graph graph/conf runtime/...", "*"},
 	{"control/all", "control/...", ""},
-	{"control/*", level0 + " graph graph/conf", "*"},
+	{"control/*", level0 + " graph graph/conf io/watch", "*"},
 	{"nodes/all", "nodes/packet/... nodes/stream/...", ""},
 	{"nodes/nodetest", level0 + " graph io/mem", "*"},
 	{"nodes/*/*", level0 + " graph " + drivers, "*"},
