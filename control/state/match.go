@@ -319,8 +319,8 @@ func fillRuns(runs []portRun, r portRun) []portRun {
 }
 
 // MatchDense matches lanes 0 … n−1 of v that carry a flow of their own (no later
-// fragments, no ICMP), enters their services in v.VIP and answers them. All others
-// keep their VIP column.
+// fragments, no ICMP, no IPv6 packets to the mapped form of an IPv4 address), enters
+// their services in v.VIP and answers them. All others keep their VIP column.
 func (m *Matcher) MatchDense(v *packet.Vector, n int) (served packet.Lanes) {
 	if len(m.dests) == 0 {
 		return 0
@@ -333,7 +333,7 @@ func (m *Matcher) MatchDense(v *packet.Vector, n int) (served packet.Lanes) {
 		at[i] = exactHash(v.Dst[i], uint32(v.Proto[i])<<16|uint32(v.DPort[i])) & mask
 	}
 	for i := range n {
-		if v.Flags[i]&(packet.Later|packet.ICMP) != 0 {
+		if f := v.Flags[i]; f&(packet.Later|packet.ICMP) != 0 || f&packet.V6 != 0 && v.Dst[i].Is4() {
 			continue
 		}
 		e := &exact[at[i]&mask]

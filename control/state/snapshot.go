@@ -337,12 +337,28 @@ func (s *Snapshot) Find(pool, name string) (p *Pool, slot uint32, ok bool) {
 // Select answers the slot of the pool that hash leads to; ok is false when no
 // member is usable.
 func (p *Pool) Select(hash uint64) (slot uint32, ok bool) {
+	if c := p.Cell(hash); c != nil {
+		return uint32(*c), *c != NoSlot
+	}
+	return 0, false
+}
+
+// Cell answers the cell of the table that Select reads, so that it can be
+// prefetched; nil when no member is usable.
+func (p *Pool) Cell(hash uint64) *uint16 {
 	at, ok := p.cell(hash)
 	if !ok {
-		return 0, false
+		return nil
 	}
-	s := p.Table[at]
-	return uint32(s), s != NoSlot
+	return &p.Table[at]
+}
+
+// Of answers the backend of a slot of p, a pool of s, and its status there.
+func (s *Snapshot) Of(p *Pool, slot uint32) (backend uint32, status Status) {
+	if i := uint64(p.base) + uint64(slot); p.base != 0 && i < uint64(len(s.Words)) {
+		return s.Words[i].Load()
+	}
+	return 0, Down
 }
 
 // cell answers the index of the table's cell for hash.

@@ -4,9 +4,12 @@ package maglevselect
 
 import (
 	"fmt"
+	"unsafe"
 
+	"github.com/lbgraph/lbgraph/control/state"
 	"github.com/lbgraph/lbgraph/graph"
 	"github.com/lbgraph/lbgraph/io/packet"
+	"github.com/lbgraph/lbgraph/io/prefetch"
 )
 
 func init() {
@@ -33,29 +36,64 @@ const (
 
 type worker struct{ core graph.Core }
 
+// chunk is how many lanes have their cells asked for at once.
+const chunk = 16
+
+// noCell stands for the cell of a pool without a usable member.
+var noCell uint16 = state.NoSlot
+
 // Process is part of graph.Node.
 func (w *worker) Process(v *packet.Vector, in packet.Lanes, out []packet.Lanes) {
 	_ = out[noBackend]
 	s := w.core.State()
+	var at [chunk]unsafe.Pointer
+	var of [chunk]*state.Pool
 	var chosen packet.Lanes
-	for l := in; l != 0; l &= l - 1 {
-		i := l.Next() & 63
-		id := v.VIP[i]
-		if int(id) >= len(s.Services) {
-			continue
+	for rest := in; rest != 0; {
+		now, k := rest, 0
+		for ; rest != 0 && k < chunk; rest &= rest - 1 {
+			i := rest.Next() & 63
+			at[k], of[k] = unsafe.Pointer(&noCell), nil
+			if id := v.VIP[i]; int(id) < len(s.Services) && int(s.Services[id].Pool) < len(s.Pools) {
+				sv := &s.Services[id]
+				p := &s.Pools[sv.Pool]
+				if c := p.Cell(hash(v, i, sv)); c != nil {
+					at[k], of[k] = unsafe.Pointer(c), p
+				}
+			}
+			k++
 		}
-		sv := &s.Services[id]
-		hash := v.Hash[i]
-		if sv.Affinity {
-			hash = packet.AffinityHash(v.Src[i])
-		}
-		if slot, backend, ok := s.Choose(sv.Pool, hash); ok {
+		prefetch.Lines(at[:k])
+		for j := range k {
+			i := now.Next() & 63
+			now &= now - 1
+			p := of[j&(chunk-1)]
+			if p == nil {
+				continue
+			}
+			slot := uint32(*(*uint16)(at[j&(chunk-1)]))
+			backend, status := s.Of(p, slot)
+			if status != state.Up {
+				// The table is a moment older than the status.
+				var ok bool
+				if slot, backend, ok = s.Choose(p.ID, hash(v, i, &s.Services[v.VIP[i]])); !ok {
+					continue
+				}
+			}
 			v.Backend[i], v.Slot[i] = backend, slot
 			v.Flags[i] |= packet.Chosen
 			chosen |= packet.Lane(i)
 		}
 	}
 	out[next], out[noBackend] = chosen, in&^chosen
+}
+
+// hash answers what selects the backend of lane i.
+func hash(v *packet.Vector, i int, sv *state.Service) uint64 {
+	if sv.Affinity {
+		return packet.AffinityHash(v.Src[i&63])
+	}
+	return v.Hash[i&63]
 }
 
 // Trace is part of graph.Tracer.

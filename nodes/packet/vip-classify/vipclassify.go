@@ -50,7 +50,7 @@ func (w *worker) Process(v *packet.Vector, in packet.Lanes, out []packet.Lanes) 
 	} else {
 		for l := in; l != 0; l &= l - 1 {
 			i := l.Next() & 63
-			if v.Flags[i]&(packet.Later|packet.ICMP) == 0 {
+			if v.Flags[i]&(packet.Later|packet.ICMP) == 0 && !mapped(v, i) {
 				if s, verdict := m.Match(v.Dst[i], v.Proto[i], v.DPort[i]); verdict == state.Served {
 					v.VIP[i] = s
 					served |= packet.Lane(i)
@@ -65,10 +65,19 @@ func (w *worker) Process(v *packet.Vector, in packet.Lanes, out []packet.Lanes) 
 	}
 }
 
+// mapped tells whether an IPv6 packet goes to the mapped form of an IPv4 address
+// (RFC 4291 §2.5.5.2), which no packet on a wire should: it is not for the VIP of
+// the IPv4 address.
+func mapped(v *packet.Vector, i int) bool {
+	return v.Flags[i]&packet.V6 != 0 && v.Dst[i].Is4()
+}
+
 // classify answers where a lane goes that no service takes.
 func classify(m *state.Matcher, v *packet.Vector, i int) int {
 	v.VIP[i] = 0
 	switch {
+	case mapped(v, i):
+		return notVIP
 	case v.Flags[i]&(packet.Later|packet.ICMP) == 0:
 		switch _, verdict := m.Match(v.Dst[i], v.Proto[i], v.DPort[i]); verdict {
 		case state.Leave:

@@ -120,6 +120,10 @@ func TestClassify(t *testing.T) {
 		{"203.0.113.10", 1, 0, packet.ICMP | packet.First, "icmp", ""},
 		{"203.0.113.10", 1, 0, packet.ICMP | packet.Later, "fragment", ""},
 		{"2001:db8::10", 58, 0, packet.ICMP | packet.V6, "icmp", ""},
+		// IPv6 to a mapped IPv4 address is not for the IPv4 VIP.
+		{"203.0.113.10", 6, 443, packet.V6, "not_vip", ""},
+		{"203.0.113.10", 17, 0, packet.V6 | packet.Later, "not_vip", ""},
+		{"203.0.113.10", 58, 0, packet.V6 | packet.ICMP, "not_vip", ""},
 	})
 	run(t, rig(t, world(t)), []lane{{"203.0.113.10", 6, 80, 0, "not_vip", ""}, {"203.0.113.10", 6, 80, packet.Later, "not_vip", ""}})
 	run(t, rig(t, &state.Snapshot{}), []lane{{"203.0.113.10", 6, 80, 0, "not_vip", ""}})
