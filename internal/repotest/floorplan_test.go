@@ -17,7 +17,7 @@ type rule struct {
 }
 
 const (
-	level0  = "io/packet io/stream io/ring control/state"
+	level0  = "io/packet io/stream io/http1 io/ring control/state"
 	drivers = "io/..."
 )
 
@@ -25,7 +25,8 @@ var floorPlan = []rule{
 	// 0: what everything stands on
 	{"io/packet", "", ""},
 	{"io/ring", "", ""},
-	{"io/stream", "io/packet", ""},
+	{"io/http1", "", ""},
+	{"io/stream", "io/http1", "golang.org/x/sys"},
 	{"control/state", "io/packet", ""},
 	// 1, 2: the contract, the file
 	{"graph/conf", level0, "github.com/hashicorp/hcl github.com/zclconf/go-cty"},
