@@ -988,12 +988,28 @@ func TestConfig(t *testing.T) {
 	}
 }
 
-// A table of 16 M entries, filled in part: memory is taken as it is touched.
+// A table of 16 M entries, filled to the last: memory is taken as it is touched.
 func TestLargestTable(t *testing.T) {
-	r := newRig(t, func(c *Config) { c.Entries = 1 << 24 })
-	for n := range 1000 {
-		r.send(flowTo(web, n), syn)
-		r.want("ACK", flowTo(web, n), ack, true)
+	const entries = 1 << 24
+	r := newRig(t, func(c *Config) { c.Entries = entries })
+	n := entries
+	if testing.Short() {
+		n = 1 << 16
+	}
+	for k := 0; k < n; k += packet.Size {
+		r.keys(web, k, packet.Size)
+		if hits := r.pass(packet.All(packet.Size)); hits != 0 {
+			t.Fatalf("flows %d: hits %b before they were entered", k, hits)
+		}
+	}
+	if r.entries() != n || r.Counter("full") != 0 {
+		t.Errorf("%d entries, %d found no room", r.entries(), r.Counter("full"))
+	}
+	for k := 0; k < n; k += 64 * packet.Size {
+		r.keys(web, k, packet.Size)
+		if hits := r.pass(packet.All(packet.Size)); hits != packet.All(packet.Size) {
+			t.Fatalf("flows %d: hits %b", k, hits)
+		}
 	}
 	if err := r.node().Close(); err != nil {
 		t.Error(err)
@@ -1035,5 +1051,71 @@ func TestAllocatesNothing(t *testing.T) {
 		r.node().AfterSend(&r.V, packet.All(64))
 	}); n != 0 || moving == 0 {
 		t.Errorf("%v allocations while moving (%d)", n, moving)
+	}
+}
+
+// An ACK flood enters handshakes, which are gone after their 5 s.
+func TestACKFloodFillsNothingForLong(t *testing.T) {
+	r := newRig(t, func(c *Config) { c.Entries = 4096 })
+	for n := range 3000 {
+		r.want("ACK of the flood", flowTo(web, n), ack, false)
+	}
+	if g := r.node().Gauges(); g["handshake"] != 3000 {
+		t.Fatalf("gauges %v", g)
+	}
+	r.wait(10 * time.Second)
+	if r.entries() != 0 {
+		t.Errorf("%d entries after 10 s", r.entries())
+	}
+}
+
+func TestDefaults(t *testing.T) {
+	c := newRig(t, nil).node().cfg
+	want := Config{Entries: 131072, Timeouts: Timeouts{
+		TCPHandshake: 5 * time.Second, TCPEstablished: time.Minute, TCPClosing: 10 * time.Second, UDP: 30 * time.Second, Other: 30 * time.Second,
+	}}
+	if c != want {
+		t.Errorf("defaults are %+v", c)
+	}
+}
+
+// Keys that all have one home, as nobody outside can make them: they go on to a
+// bounded number of buckets and no further.
+func TestProbesAreBounded(t *testing.T) {
+	r := newRig(t, func(c *Config) { c.Entries = 1024; c.Timeouts.TCPHandshake = time.Hour })
+	r.node().begin(r.Clock)
+	table := &r.node().cur.compact
+	var same []flow
+	for n := 0; len(same) < 100; n++ {
+		f := flow{src: client(n & 0xffff), dst: nodetest.VIP4, sport: uint16(n >> 16), dport: 443, proto: 6}
+		r.load(0, f, ack, 0)
+		if id := r.node().ident(&r.V, 0, web, table.keys); table.home(id.hash) == 7 {
+			same = append(same, f)
+		}
+	}
+	for _, f := range same {
+		r.send(f, ack)
+		r.send(f, ack)
+	}
+	if got, most := r.entries(), 5*(reach+1); got != most {
+		t.Errorf("%d entries, want %d", got, most)
+	}
+	if r.Counter("full") == 0 {
+		t.Error("what went beyond the bound was not counted")
+	}
+	for _, f := range same[:5*(reach+1)] {
+		r.want("within the bound", f, ack, true)
+	}
+	checkTables(t, r.node())
+	// When the home has room again, entries come back and the probes are short.
+	for _, f := range same[:5*reach] {
+		r.send(f, rst)
+	}
+	r.wait(20 * time.Second)
+	if over := table.lines[7].over; over != 0 {
+		t.Errorf("home remembers %x", over)
+	}
+	for _, f := range same[5*reach : 5*(reach+1)] {
+		r.want("come home", f, ack, true)
 	}
 }

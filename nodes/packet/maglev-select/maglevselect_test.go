@@ -214,3 +214,31 @@ func FuzzProcess(f *testing.F) {
 		}
 	})
 }
+
+// hash_seed changes which backend a flow gets, and nothing else.
+func TestHashSeed(t *testing.T) {
+	slots := func(seed uint64) (all [packet.Size]uint32) {
+		s, sp := state.NewStore(), spec(10)
+		defer s.Close()
+		sp.Pools[0].HashSeed = seed
+		if err := s.Apply(sp); err != nil {
+			t.Fatal(err)
+		}
+		w := rig(t, s)
+		for i := range packet.Size {
+			load(w, i, web, 1, uint16(i))
+		}
+		w.Process(packet.All(packet.Size))
+		return w.V.Slot
+	}
+	a, b := slots(1), slots(2)
+	same := 0
+	for i := range a {
+		if a[i] == b[i] {
+			same++
+		}
+	}
+	if same > 20 || a != slots(1) {
+		t.Errorf("%d of 64 flows have the same backend under another seed", same)
+	}
+}
