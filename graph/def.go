@@ -94,6 +94,9 @@ type Def[C any] struct {
 	// Wants answers the control kind that has to stand in the file, and the argument
 	// that asks for it as it stands there; "" for none.
 	Wants func(C) (control, argument string)
+	// Includes answers the files with more pools and VIPs that a control's block
+	// names, as it names them: they are read with the configuration.
+	Includes func(C) []string
 
 	Defaults C
 	// Check looks at what tags cannot say. It answers a sentence for the operator.
@@ -162,6 +165,7 @@ type Kind struct {
 	Ring        func(any) int
 	Tunnel      func(any) (sources []netip.Prefix, udp uint16)
 	Wants       func(any) (control, argument string)
+	Includes    func(any) []string // nil where the kind includes no files
 	Interface   func(any) string
 	Packets     func(any, *Env) (Maker, error)
 	Control     func(any, *Env) (Control, error)
@@ -259,6 +263,9 @@ func newKind[C any](d Def[C]) (*Kind, error) {
 			return "", ""
 		}
 		return d.Wants(*c.(*C))
+	}
+	if d.Includes != nil {
+		k.Includes = func(c any) []string { return d.Includes(*c.(*C)) }
 	}
 	k.Cores = func(c any) int {
 		if d.Cores == nil {

@@ -10,6 +10,7 @@
 //
 //	parse        syntax; with an error in it nothing further is looked at
 //	root         which blocks there are, their names, none of them twice
+//	include      pools and VIPs of the files that control blocks name
 //	evaluation   variables, then the names pool.x, vip.x, health.x, then locals
 //	pools, vips  into state.Spec
 //	graph        nodes, paths and next into instances and edges

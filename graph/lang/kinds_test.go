@@ -77,6 +77,10 @@ type peer struct {
 
 func (p *peer) SetDefaults() { p.Hold = 90 * time.Second }
 
+type inventory struct {
+	File string `hcl:"file" doc:"a JSON file"`
+}
+
 func init() {
 	type none = struct{}
 	packets("xdp-rx", struct {
@@ -133,8 +137,7 @@ func init() {
 	control("metrics", struct {
 		Listen netip.AddrPort `hcl:"listen,optional" doc:"where to listen"`
 	}{netip.MustParseAddrPort("127.0.0.1:9100")}, true)
-	control("inventory", struct {
-		File string `hcl:"file" doc:"a JSON file"`
-	}{}, false)
+	control("inventory", inventory{}, false)
+	graph.Lookup("inventory").Includes = func(c any) []string { return []string{c.(*inventory).File} }
 	control("admin", none{}, true)
 }

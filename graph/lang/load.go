@@ -55,11 +55,11 @@ func LoadBytes(path string, src []byte, o Options) (*graph.File, hcl.Diagnostics
 		o.ReadFile = os.ReadFile
 	}
 	l := &loader{
-		o: o, path: path, json: isJSON(path),
+		o: o, path: path, json: isJSON(path), included: map[*hcl.Block][]string{},
 		file:   &graph.File{Path: path, Sources: map[string][]byte{path: src}, Places: map[string]hcl.Range{}},
 		faulty: map[string]bool{}, used: map[string]bool{},
 	}
-	body := l.parse(src)
+	body := l.parse(path, src)
 	if body != nil {
 		l.root(body)
 	}
@@ -118,8 +118,9 @@ type loader struct {
 	ctx   *hcl.EvalContext
 	diags hcl.Diagnostics
 
-	faulty map[string]bool // "pool.web", or "pool" for one without a usable name: has a fault that was told
-	used   map[string]bool // pools that something refers to
+	faulty   map[string]bool         // "pool.web", or "pool" for one without a usable name: has a fault that was told
+	used     map[string]bool         // pools that something refers to
+	included map[*hcl.Block][]string // by control block: the files it names
 }
 
 // fault makes a diagnostic: at most six words, then what is wrong and what to do.
@@ -143,23 +144,24 @@ func (l *loader) tell(diags hcl.Diagnostics) bool {
 	return diags.HasErrors()
 }
 
-func (l *loader) parse(src []byte) hcl.Body {
+func (l *loader) parse(path string, src []byte) hcl.Body {
 	if len(src) > maxSize {
-		l.fault(hcl.Range{Filename: l.path}, "File is too large", "It has %d bytes, and %d are the most. Split it.", len(src), maxSize)
+		l.fault(hcl.Range{Filename: path}, "File is too large", "It has %d bytes, and %d are the most. Split it.", len(src), maxSize)
 		return nil
 	}
-	if at, deep := tooDeep(src, l.path, l.json); deep {
+	asJSON := isJSON(path)
+	if at, deep := tooDeep(src, path, asJSON); deep {
 		l.fault(at, "Nesting is too deep", "More than %d brackets or operators nest here. Close them, or use locals.", maxDepth)
 		return nil
 	}
 	var f *hcl.File
 	var diags hcl.Diagnostics
-	if l.json {
-		f, diags = json.Parse(src, l.path)
+	if asJSON {
+		f, diags = json.Parse(src, path)
 	} else {
-		f, diags = hclsyntax.ParseConfig(src, l.path, hcl.InitialPos)
+		f, diags = hclsyntax.ParseConfig(src, path, hcl.InitialPos)
 	}
-	if l.tell(independent(diags, l.json)) {
+	if l.tell(independent(diags, asJSON)) {
 		return nil
 	}
 	return f.Body
@@ -222,10 +224,18 @@ func (l *loader) root(body hcl.Body) {
 	by["graph"] = append(by["graph"], by["stream"]...) // they share their names
 	delete(by, "stream")
 	for t, bs := range by {
-		by[t] = l.distinct(bs)
+		if t != "pool" && t != "vip" {
+			by[t] = l.distinct(bs)
+		}
+	}
+	more := l.include(by)
+	for _, t := range []string{"pool", "vip"} {
+		by[t] = l.distinct(by[t])
 	}
 	l.evaluation(by)
-	l.references(body)
+	for _, b := range append(more, body) {
+		l.references(b)
+	}
 	l.pools(by["pool"])
 	l.vips(by["vip"])
 	for _, b := range by["graph"] {
@@ -432,6 +442,7 @@ func (l *loader) controls(bs hcl.Blocks) {
 		}
 		inst := &graph.Instance{Kind: k, Name: name, Config: k.NewConfig(), Range: conf.Head(b)}
 		if l.configure(b, inst, key, nil) {
+			l.includedAll(b, inst)
 			l.file.Controls = append(l.file.Controls, inst)
 		}
 	}

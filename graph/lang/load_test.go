@@ -267,7 +267,7 @@ bgp {
 
 // Control blocks keep their order, and a file read twice means the same.
 func TestOrder(t *testing.T) {
-	src := sample(t) + `
+	src := "# file x.json {}\n" + sample(t) + `
 health "b" {}
 health "a" {}
 inventory "i" { file = "x.json" }

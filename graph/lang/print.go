@@ -230,7 +230,7 @@ func WriteDiagnosticsJSON(w io.Writer, diags hcl.Diagnostics) error {
 // answered as it is, with the errors.
 func Format(path string, src []byte) ([]byte, hcl.Diagnostics) {
 	l := &loader{path: path, json: isJSON(path)}
-	if l.parse(src); l.diags.HasErrors() {
+	if l.parse(path, src); l.diags.HasErrors() {
 		return src, tidy(l.diags)
 	}
 	if l.json {

@@ -317,7 +317,13 @@ func (l *loader) checkServices() {
 	}
 	for _, k := range order {
 		us := all[k]
-		sort.SliceStable(us, func(i, j int) bool { return us[i].at.Start.Byte < us[j].at.Start.Byte })
+		sort.SliceStable(us, func(i, j int) bool {
+			a, b := us[i].at, us[j].at
+			if a.Filename != b.Filename {
+				return a.Filename == l.path // the file itself comes before those that it includes
+			}
+			return a.Start.Byte < b.Start.Byte
+		})
 		exact := map[state.PortRange]use{}
 		var ranges []use
 		for _, u := range us {
