@@ -227,3 +227,8 @@ type Control interface {
 // A Reconfigurer is a Control that takes a changed configuration, which is what
 // Kind.NewConfig answered, filled in. On error it goes on as before.
 type Reconfigurer interface{ Reconfigure(config any) error }
+
+// A Drainer is a Control that has the network send its packets elsewhere. Drain is
+// called before Stop, while loops still forward; it answers when no more packets are
+// expected, or ctx ends. There may be no way back.
+type Drainer interface{ Drain(ctx context.Context) error }

@@ -30,13 +30,13 @@ type Config struct {
 	RouterID      netip.Addr    `hcl:"router_id,optional" doc:"BGP identifier in the form of an IPv4 address; by default the address from which the first peer over IPv4 is reached"`
 	AnnounceAfter time.Duration `hcl:"announce_after,optional" range:"0s,1h" doc:"how long to wait after the start, at most, until all health checks have decided"`
 	DrainTime     time.Duration `hcl:"drain_time,optional" range:"0s,1h" doc:"how long to go on forwarding after the withdrawal, when the daemon stops"`
+	HoldTime      time.Duration `hcl:"hold_time,optional" range:"3s,65535s" doc:"silence after which a session counts as lost, in whole seconds; keepalives go out three times as often"`
 	Session
 	Peers []Peer `hcl:"peer,block" doc:"a router"`
 }
 
 // Session is the arguments that hold for all peers, or for one.
 type Session struct {
-	HoldTime         time.Duration    `hcl:"hold_time,optional" range:"3s,65535s" doc:"silence after which a session counts as lost, in whole seconds; keepalives go out three times as often"`
 	Communities      []Community      `hcl:"communities,optional" doc:"communities of all routes, as in \"65000:100\" or \"no-export\""`
 	LargeCommunities []LargeCommunity `hcl:"large_communities,optional" doc:"large communities of all routes, as in \"65000:1:2\""`
 	MED              *uint32          `hcl:"med,optional" doc:"MULTI_EXIT_DISC of all routes; none by default"`
@@ -48,16 +48,17 @@ type Session struct {
 // Peer is the arguments of a peer block. Of its Session, lists are added to those
 // of the bgp block; other values take their place.
 type Peer struct {
-	Name         string     `hcl:"name,label" doc:"what logs, metrics and status call it"`
-	Address      netip.Addr `hcl:"address" doc:"the router's address"`
-	ASN          uint32     `hcl:"asn" range:"1,4294967295" doc:"the router's AS number"`
-	Port         uint16     `hcl:"port,optional" range:"1,65535" doc:"the router's TCP port"`
-	LocalAddress netip.Addr `hcl:"local_address,optional" doc:"address to connect from; by default the kernel chooses"`
-	PasswordFile string     `hcl:"password_file,optional" doc:"file with the password of the session's TCP MD5 signature, which nobody but its owner may read"`
-	PasswordEnv  string     `hcl:"password_env,optional" doc:"environment variable with that password"`
-	Multihop     uint8      `hcl:"multihop,optional" range:"0,255" doc:"TTL of packets to a router of another AS that is not on the link; 0 sends with TTL 1"`
-	TTLSecurity  uint8      `hcl:"ttl_security,optional" range:"0,254" doc:"hops that packets from the router may have come, 1 for one on the link; 0 does not look"`
-	Enabled      bool       `hcl:"enabled,optional" doc:"false holds no session"`
+	Name         string        `hcl:"name,label" doc:"what logs, metrics and status call it"`
+	Address      netip.Addr    `hcl:"address" doc:"the router's address"`
+	ASN          uint32        `hcl:"asn" range:"1,4294967295" doc:"the router's AS number"`
+	Port         uint16        `hcl:"port,optional" range:"1,65535" doc:"the router's TCP port"`
+	LocalAddress netip.Addr    `hcl:"local_address,optional" doc:"address to connect from; by default the kernel chooses"`
+	PasswordFile string        `hcl:"password_file,optional" doc:"file with the password of the session's TCP MD5 signature, which nobody but its owner may read"`
+	PasswordEnv  string        `hcl:"password_env,optional" doc:"environment variable with that password"`
+	Multihop     uint8         `hcl:"multihop,optional" range:"0,255" doc:"TTL of packets to a router of another AS that is not on the link; 0 sends with TTL 1"`
+	TTLSecurity  uint8         `hcl:"ttl_security,optional" range:"0,254" doc:"hops that packets from the router may have come, 1 for one on the link; 0 does not look"`
+	HoldTime     time.Duration `hcl:"hold_time,optional" range:"3s,65535s" doc:"hold time of this session; 0s is as the bgp block says"`
+	Enabled      bool          `hcl:"enabled,optional" doc:"false holds no session"`
 	Session
 }
 
@@ -66,7 +67,7 @@ func (p *Peer) SetDefaults() { p.Port, p.Enabled = 179, true }
 
 // Defaults are the values of a bgp block that says nothing.
 func Defaults() Config {
-	return Config{AnnounceAfter: 30 * time.Second, DrainTime: 5 * time.Second, Session: Session{HoldTime: 90 * time.Second}}
+	return Config{AnnounceAfter: 30 * time.Second, DrainTime: 5 * time.Second, HoldTime: 90 * time.Second}
 }
 
 // Host is what the kind needs of the daemon.
@@ -101,7 +102,7 @@ func check(c Config) error {
 	if a := c.RouterID; a.IsValid() && (!a.Is4() || a.IsUnspecified()) {
 		return fmt.Errorf("router_id = %q must have the form of an IPv4 address", a)
 	}
-	if err := c.Session.check("bgp"); err != nil {
+	if err := c.Session.check("bgp", c.HoldTime); err != nil {
 		return err
 	}
 	names, addresses := map[string]bool{}, map[netip.Addr]string{}
@@ -130,17 +131,17 @@ func check(c Config) error {
 			return fmt.Errorf("%s is of another AS, which is told no local_pref (RFC 4271 section 5.1.5); remove it", who)
 		}
 		addresses[a] = p.Name
-		if err := p.Session.check(who); err != nil {
+		if err := p.Session.check(who, p.HoldTime); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (s *Session) check(who string) error {
+func (s *Session) check(who string, hold time.Duration) error {
 	switch {
-	case s.HoldTime%time.Second != 0:
-		return fmt.Errorf("%s: hold_time %v is not in whole seconds, which is what the protocol can say", who, s.HoldTime)
+	case hold%time.Second != 0:
+		return fmt.Errorf("%s: hold_time %v is not in whole seconds, which is what the protocol can say", who, hold)
 	case s.NextHopIPv4.IsValid() && !hop(s.NextHopIPv4, false):
 		return fmt.Errorf("%s: next_hop_ipv4 %s is no IPv4 address of a host", who, s.NextHopIPv4)
 	case s.NextHopIPv6.IsValid() && !hop(s.NextHopIPv6, true):

@@ -67,6 +67,11 @@ type Control struct {
 	trouble   string // the speaker's last refusal
 }
 
+var (
+	_ graph.Reconfigurer = (*Control)(nil)
+	_ graph.Drainer      = (*Control)(nil)
+)
+
 func newControl(c Config, h Host, e *graph.Env, s speaker) (*Control, error) {
 	if e.State != nil {
 		if err := c.covers(e.State.Load().VIPs); err != nil {

@@ -60,18 +60,15 @@ func need(t testing.TB, programs ...string) {
 
 // bird is bird 2.
 type bird struct {
-	t    testing.TB
-	ns   *netnstest.NS
-	dir  string
-	conf string
-	cmd  *exec.Cmd
+	t   testing.TB
+	ns  *netnstest.NS
+	dir string
+	cmd *exec.Cmd
 }
 
 // startBird starts bird with neighbours; it installs what it hears, with ECMP.
 func startBird(t testing.TB, ns *netnstest.NS, id string, neighbours ...neighbour) *bird {
 	t.Helper()
-	need(t, "bird", "birdc")
-	b := &bird{t: t, ns: ns, dir: t.TempDir()}
 	var c strings.Builder
 	fmt.Fprintf(&c, "router id %s;\nprotocol device { scan time 1; }\n", id)
 	for _, f := range []string{"ipv4", "ipv6"} {
@@ -88,8 +85,14 @@ func startBird(t testing.TB, ns *netnstest.NS, id string, neighbours ...neighbou
 		}
 		fmt.Fprintf(&c, "  connect retry time 300;\n  error wait time 1, 1;\n  passive on;\n%s}\n", n.extra)
 	}
-	b.conf = c.String()
-	if err := os.WriteFile(filepath.Join(b.dir, "bird.conf"), []byte(b.conf), 0o600); err != nil {
+	return newBird(t, ns, c.String())
+}
+
+func newBird(t testing.TB, ns *netnstest.NS, conf string) *bird {
+	t.Helper()
+	need(t, "bird", "birdc")
+	b := &bird{t: t, ns: ns, dir: t.TempDir()}
+	if err := os.WriteFile(filepath.Join(b.dir, "bird.conf"), []byte(conf), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	b.start()
@@ -150,20 +153,15 @@ func (b *bird) heard(prefix string) (r route, ok bool) {
 
 // frr is FRR's zebra and bgpd.
 type frr struct {
-	t         testing.TB
-	ns        *netnstest.NS
-	dir       string
-	zebra     *exec.Cmd
-	bgpd      *exec.Cmd
-	neighbour []neighbour
+	t    testing.TB
+	ns   *netnstest.NS
+	dir  string
+	bgpd *exec.Cmd
 }
 
 // startFRR starts FRR with neighbours; it installs what it hears, with ECMP.
 func startFRR(t testing.TB, ns *netnstest.NS, id string, neighbours ...neighbour) *frr {
 	t.Helper()
-	const lib = "/usr/lib/frr/"
-	need(t, lib+"zebra", lib+"bgpd", "vtysh")
-	f := &frr{t: t, ns: ns, dir: t.TempDir(), neighbour: neighbours}
 	var c strings.Builder
 	fmt.Fprintf(&c, "router bgp %d\n bgp router-id %s\n no bgp ebgp-requires-policy\n no bgp default ipv4-unicast\n bgp bestpath as-path multipath-relax\n", routerASN, id)
 	for _, n := range neighbours {
@@ -185,7 +183,14 @@ func startFRR(t testing.TB, ns *netnstest.NS, id string, neighbours ...neighbour
 		}
 		c.WriteString(" exit-address-family\n")
 	}
-	c.WriteString("exit\nno bgp network import-check\n")
+	return newFRR(t, ns, c.String())
+}
+
+func newFRR(t testing.TB, ns *netnstest.NS, conf string) *frr {
+	t.Helper()
+	const lib = "/usr/lib/frr/"
+	need(t, lib+"zebra", lib+"bgpd", "vtysh")
+	f := &frr{t: t, ns: ns, dir: t.TempDir()}
 	// The daemons insist on the user of their package.
 	who, err := user.Lookup("frr")
 	if err != nil {
@@ -194,7 +199,7 @@ func startFRR(t testing.TB, ns *netnstest.NS, id string, neighbours ...neighbour
 	uid, _ := strconv.Atoi(who.Uid)
 	gid, _ := strconv.Atoi(who.Gid)
 	err = errors.Join(os.Chmod(filepath.Dir(f.dir), 0o711), os.Chown(f.dir, uid, gid))
-	for name, text := range map[string]string{"zebra.conf": "", "bgpd.conf": c.String(), "vtysh.conf": ""} {
+	for name, text := range map[string]string{"zebra.conf": "", "bgpd.conf": conf, "vtysh.conf": ""} {
 		err = errors.Join(err, os.WriteFile(filepath.Join(f.dir, name), []byte(text), 0o644))
 	}
 	if err != nil {
@@ -212,7 +217,7 @@ func startFRR(t testing.TB, ns *netnstest.NS, id string, neighbours ...neighbour
 		})
 		return cmd
 	}
-	f.zebra = run("zebra")
+	run("zebra")
 	f.bgpd = run("bgpd")
 	return f
 }

@@ -107,6 +107,8 @@ func (s *session) explain(why string) string {
 		hint = "it does not answer; neither does one that expects a password"
 	case strings.Contains(why, "connection refused"):
 		hint = fmt.Sprintf("nothing listens on port %d, or not for this address", s.port)
+	case strings.Contains(why, "no route to host"):
+		hint = "nobody answers at that address, or it is more hops away than multihop allows"
 	case strings.Contains(why, "cannot assign requested address"):
 		hint = fmt.Sprintf("local_address %s is none of this machine", s.local)
 	case strings.Contains(why, "bad peer as"), strings.Contains(why, "invalid-msg") && s.phase < established:
