@@ -12,9 +12,9 @@
 //	root:      needs root
 //	missing:   a program is not installed
 //
-// With -strict any other reason than kernel and soak fails the run (and short in
-// a pass without -short), so that nothing that could have been installed is left
-// out unseen.
+// A test that one pass skips and another runs is not skipped. With -strict any
+// other reason than kernel and soak fails the run (and short in a pass without
+// -short), so that nothing that could have been installed is left out unseen.
 package main
 
 import (
@@ -126,9 +126,9 @@ type event struct {
 type result struct{ pkg, test, state, reason string }
 
 type summary struct {
-	quiet                   bool
-	passed, failed, skipped int
-	results                 []result
+	quiet          bool
+	passed, failed int
+	results        []result
 
 	short   bool // the pass at hand
 	output  map[string]*strings.Builder
@@ -203,7 +203,6 @@ func (s *summary) take(e event) {
 			s.fail(r, text)
 		case "skip":
 			n[2]++
-			s.skipped++
 			r.reason = reason(text)
 			if !s.short && strings.HasPrefix(r.reason, "short:") {
 				r.reason = "says short, but -short was not given"
@@ -272,11 +271,27 @@ func reason(output string) string {
 	return last
 }
 
+// skips answers the tests that were skipped in one pass and ran in no other.
+func (s *summary) skips() (all []result) {
+	ran := map[[2]string]bool{}
+	for _, r := range s.results {
+		if r.state != "skip" {
+			ran[[2]string{r.pkg, r.test}] = true
+		}
+	}
+	for _, r := range s.results {
+		if r.state == "skip" && !ran[[2]string{r.pkg, r.test}] {
+			all = append(all, r)
+		}
+	}
+	return all
+}
+
 // wanting answers the skipped tests that could have run.
 func (s *summary) wanting() (all []result) {
-	for _, r := range s.results {
+	for _, r := range s.skips() {
 		kind, _, _ := strings.Cut(r.reason, ":")
-		if r.state == "skip" && kind != "kernel" && kind != "soak" && kind != "short" {
+		if kind != "kernel" && kind != "soak" && kind != "short" {
 			all = append(all, r)
 		}
 	}
@@ -285,8 +300,8 @@ func (s *summary) wanting() (all []result) {
 
 func (s *summary) print(w io.Writer) {
 	reasons := map[string][]string{}
-	for _, r := range s.results {
-		if r.state == "skip" && !(s.quiet && strings.HasPrefix(r.reason, "short:")) {
+	for _, r := range s.skips() {
+		if !(s.quiet && strings.HasPrefix(r.reason, "short:")) {
 			reasons[r.reason] = append(reasons[r.reason], r.pkg+" "+r.test)
 		}
 	}
@@ -311,7 +326,7 @@ func (s *summary) print(w io.Writer) {
 }
 
 func (s *summary) total() string {
-	return fmt.Sprintf("%d passed, %d failed, %d skipped", s.passed, s.failed, s.skipped)
+	return fmt.Sprintf("%d passed, %d failed, %d skipped", s.passed, s.failed, len(s.skips()))
 }
 
 // write saves the results as lines of package, test, state and reason, and the

@@ -60,6 +60,20 @@ func TestShortWithoutShort(t *testing.T) {
 	}
 }
 
+// What one pass skips and another runs is not skipped.
+func TestSkippedInOnePass(t *testing.T) {
+	var s summary
+	for _, e := range []string{"skip", "pass", "skip"} {
+		s.begin(e == "skip")
+		if err := s.read(strings.NewReader(`{"Action":"` + e + `","Package":"p","Test":"T"}`)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got, want := s.total(), "1 passed, 0 failed, 0 skipped"; got != want || len(s.wanting()) != 0 {
+		t.Errorf("%s, want %s; %v", got, want, s.wanting())
+	}
+}
+
 func TestSplit(t *testing.T) {
 	got := split([]string{"--", "-short", "./a", "--", "./b"})
 	want := [][]string{{"-short", "./a"}, {"./b"}}
