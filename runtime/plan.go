@@ -2,6 +2,7 @@ package runtime
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -198,36 +199,81 @@ func (e *ErrRestart) Error() string {
 	return strings.Join(what, "; ") + ": drain the node, restart the daemon, undrain"
 }
 
-// Swap replaces the graph by g: every core changes over between two of its
-// vectors, and nodes of the same name and kind pass on their state. On error
-// nothing has changed.
+// A Change is a graph that is built beside the one that runs. Whoever has it calls
+// Commit or Abort, once.
+type Change struct {
+	e       *Engine
+	graph   *graph.Graph
+	prog    *program
+	was     *program
+	nodes   [][]node
+	unwatch []func()
+}
+
+// Swap replaces the graph by g: it is Prepare and Commit. On error nothing has
+// changed.
 func (e *Engine) Swap(g *graph.Graph) error {
+	c, err := e.Prepare(g)
+	if err != nil {
+		return err
+	}
+	return c.Commit()
+}
+
+// Prepare builds g, which is all that can fail in a reload. Nothing of it runs yet.
+func (e *Engine) Prepare(g *graph.Graph) (*Change, error) {
 	a, diags := graph.Analyze(g)
 	if diags.HasErrors() {
-		return diags
+		return nil, diags
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if p := Diff(e.graph, g); p.Class() == Restart {
-		return &ErrRestart{p}
+		return nil, &ErrRestart{p}
 	}
-	prog, unwatch, err := e.build(a, e.prog.gen+1)
-	var nodes [][]node
-	if err == nil {
-		nodes, err = e.make(prog)
+	c := &Change{e: e, graph: g, was: e.prog}
+	var err error
+	if c.prog, c.unwatch, err = e.build(a, e.prog.gen+1); err == nil {
+		c.nodes, err = e.make(c.prog)
 	}
 	if err != nil {
-		for _, f := range unwatch {
-			f()
-		}
-		return err
+		c.forget(c.unwatch)
+		return nil, err
+	}
+	return c, nil
+}
+
+func (c *Change) forget(unwatch []func()) {
+	for _, f := range unwatch {
+		f()
+	}
+}
+
+// Abort gives back what was built.
+func (c *Change) Abort() {
+	c.forget(c.unwatch)
+	for _, n := range c.nodes {
+		closeNodes(n)
+	}
+}
+
+// Commit brings the graph into force: every core changes over between two of its
+// vectors, and nodes of the same name and kind pass on their state. It fails only,
+// and aborts, where another change was made since Prepare, or the engine stopped.
+func (c *Change) Commit() error {
+	e, prog := c.e, c.prog
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.prog != c.was || e.loops == nil {
+		c.Abort()
+		return errors.New("the graph was changed or stopped meanwhile")
 	}
 	prog.prev.Store(e.prog)
 	gone := make([][]node, len(e.loops))
 	var all sync.WaitGroup
 	all.Add(len(e.loops))
 	e.eachLocked(func(l *Loop) {
-		gone[l.id] = l.install(prog, nodes[l.id])
+		gone[l.id] = l.install(prog, c.nodes[l.id])
 		all.Done()
 		if e.started {
 			// No core goes on before all have changed over: what it would pass to
@@ -236,13 +282,11 @@ func (e *Engine) Swap(g *graph.Graph) error {
 		}
 	})
 	// Every core has passed: nothing uses what the old program closed over.
-	for _, f := range e.unwatch {
-		f()
-	}
+	c.forget(e.unwatch)
 	for _, n := range gone {
 		closeNodes(n)
 	}
-	e.graph, e.prog, e.unwatch = g, prog, unwatch
+	e.graph, e.prog, e.unwatch = c.graph, prog, c.unwatch
 	p := prog
 	for range keptPrograms {
 		if p = p.prev.Load(); p == nil {

@@ -220,6 +220,38 @@ func TestSwapFindsTheWayOfRingEntries(t *testing.T) {
 	want(t, "reload drops", s.Reload, 1)
 }
 
+// What is prepared does nothing until it is committed, and not after another change.
+func TestPrepare(t *testing.T) {
+	r := newRig(t, draw(t, 1, "rx -> tx"), 1, nil)
+	with := draw(t, 1, "rx -> twin", "twin -> tx")
+	first, err := r.Prepare(with)
+	if err != nil {
+		t.Fatal(err)
+	}
+	second, err := r.Prepare(with)
+	if err != nil {
+		t.Fatal(err)
+	}
+	third, err := r.Prepare(with)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.port().Inject(0, frames("c1")...)
+	r.settle()
+	want(t, "sent before", r.sent(0), "[c1]")
+	third.Abort()
+	if err := second.Commit(); err != nil {
+		t.Fatal(err)
+	}
+	r.port().Inject(0, frames("c2")...)
+	r.settle()
+	want(t, "sent after", r.sent(0), "[c2 C2]")
+	if err := first.Commit(); err == nil || !strings.Contains(err.Error(), "meanwhile") {
+		t.Errorf("a change of what is gone: %v", err)
+	}
+	r.conserved()
+}
+
 func TestSwapRefusals(t *testing.T) {
 	r := newRig(t, draw(t, 1, "rx -> tx"), 1, nil)
 	g := draw(t, 2, "rx -> tx")
