@@ -149,8 +149,9 @@ func nodeMain(in io.Reader, out io.Writer) error {
 		}
 		return nil
 	}
-	enc := json.NewEncoder(out)
-	for lines := bufio.NewScanner(in); lines.Scan(); {
+	enc, lines := json.NewEncoder(out), bufio.NewScanner(in)
+	lines.Buffer(nil, 16<<20)
+	for lines.Scan() {
 		var c command
 		if err := json.Unmarshal(lines.Bytes(), &c); err != nil {
 			return err
