@@ -20,7 +20,7 @@ import (
 func netTest(t *testing.T) {
 	t.Helper()
 	if testing.Short() {
-		t.Skip("needs namespaces and routers")
+		t.Skip("short: needs namespaces and routers")
 	}
 	t.Parallel()
 }
@@ -630,7 +630,7 @@ func TestNetBackoff(t *testing.T) {
 // All of them, up to a minute.
 func TestNetBackoffSoak(t *testing.T) {
 	if os.Getenv("LBGRAPH_SOAK") == "" {
-		t.Skip("takes four minutes; LBGRAPH_SOAK=1 runs it")
+		t.Skip("soak: takes four minutes; LBGRAPH_SOAK=1 runs it")
 	}
 	netTest(t)
 	if all := gaps(t, 4*time.Minute); len(all) < 8 {
@@ -966,7 +966,7 @@ func TestNetCycles(t *testing.T) {
 
 func TestNetCyclesSoak(t *testing.T) {
 	if os.Getenv("LBGRAPH_SOAK") == "" {
-		t.Skip("takes four minutes; LBGRAPH_SOAK=1 runs it")
+		t.Skip("soak: takes four minutes; LBGRAPH_SOAK=1 runs it")
 	}
 	netTest(t)
 	cycle(t, 100)
