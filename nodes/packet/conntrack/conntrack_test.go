@@ -711,16 +711,17 @@ func TestNewFlowsCap(t *testing.T) {
 	}
 }
 
-// All entries that are configured fit, and hardly any that is in use is far from
-// home.
+// All entries that are configured fit, but for about one in a million whose whole
+// reach is full.
 func TestHoldsWhatIsConfigured(t *testing.T) {
 	for _, service := range []int{web, net4} {
 		r := newRig(t, func(c *Config) { c.Entries = 16384; c.Timeouts.TCPHandshake = time.Hour })
 		for n := range 16384 {
 			r.send(flow{src: client(n), dst: flowTo(service, 1).dst, sport: uint16(n * 7), dport: flowTo(service, 1).dport, proto: 6}, ack)
 		}
-		if r.entries() != 16384 || r.Counter("full") != 0 {
-			t.Errorf("service %d: %d entries, %d found no room", service, r.entries(), r.Counter("full"))
+		lost := int(r.Counter("evicted_handshake"))
+		if r.entries()+lost != 16384 || lost > 1 || r.Counter("full") != 0 {
+			t.Errorf("service %d: %d entries, %d evicted, %d found no room", service, r.entries(), lost, r.Counter("full"))
 		}
 		checkTables(t, r.node())
 	}
@@ -1002,14 +1003,18 @@ func TestLargestTable(t *testing.T) {
 			t.Fatalf("flows %d: hits %b before they were entered", k, hits)
 		}
 	}
-	if r.entries() != n || r.Counter("full") != 0 {
-		t.Errorf("%d entries, %d found no room", r.entries(), r.Counter("full"))
+	// All but about one in a million find a free place within their reach.
+	lost := int(r.Counter("evicted_handshake"))
+	if r.entries()+lost != n || lost > n/200000 || r.Counter("full") != 0 {
+		t.Errorf("%d entries, %d evicted, %d found no room", r.entries(), lost, r.Counter("full"))
 	}
+	missing := 0
 	for k := 0; k < n; k += 64 * packet.Size {
 		r.keys(web, k, packet.Size)
-		if hits := r.pass(packet.All(packet.Size)); hits != packet.All(packet.Size) {
-			t.Fatalf("flows %d: hits %b", k, hits)
-		}
+		missing += packet.Size - r.pass(packet.All(packet.Size)).Count()
+	}
+	if missing > lost {
+		t.Errorf("%d flows are missing, %d were evicted", missing, lost)
 	}
 	if err := r.node().Close(); err != nil {
 		t.Error(err)
