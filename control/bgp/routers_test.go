@@ -53,7 +53,7 @@ func need(t testing.TB, programs ...string) {
 	t.Helper()
 	for _, p := range programs {
 		if _, err := exec.LookPath(p); err != nil {
-			t.Skipf("%s is not installed", p)
+			t.Skipf("missing: %s is not installed", p)
 		}
 	}
 }
@@ -194,7 +194,7 @@ func newFRR(t testing.TB, ns *netnstest.NS, conf string) *frr {
 	// The daemons insist on the user of their package.
 	who, err := user.Lookup("frr")
 	if err != nil {
-		t.Skipf("FRR's user: %v", err)
+		t.Skipf("missing: the user of FRR: %v", err)
 	}
 	uid, _ := strconv.Atoi(who.Uid)
 	gid, _ := strconv.Atoi(who.Gid)
