@@ -165,6 +165,7 @@ func heap(frames, chunk int) (runtime.Memory, error) { return umem.Heap(frames, 
 type bench struct {
 	t     testing.TB
 	e     *runtime.Engine
+	store *state.Store
 	port  *memPort
 	clock int64
 }
@@ -180,7 +181,7 @@ func newBench(t testing.TB, text string, queues int, threads bool) *bench {
 	if err := store.Apply(f.Spec); err != nil {
 		t.Fatal(err)
 	}
-	b := &bench{t: t, port: newMemPort(t, f, queues), clock: epoch}
+	b := &bench{t: t, store: store, port: newMemPort(t, f, queues), clock: epoch}
 	o := runtime.Options{
 		State: store.Cell(), Watch: store.Watch, Drivers: map[string]runtime.Driver{"xdp": b.port}, Memory: heap,
 		Clock: func() int64 { return b.clock }, Manual: true,
