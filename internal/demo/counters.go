@@ -41,24 +41,45 @@ func samples(text string) (all []sample) {
 	return all
 }
 
-// counters shows what the nodes counted, and that nothing is unaccounted for.
-func (d *demo) counters(ctx context.Context) error {
-	listen := ""
+// listen is where the balancer serves its metrics; "" if nowhere.
+func (d *demo) listen() string {
 	for _, c := range d.File.Controls {
 		if m, ok := c.Config.(*metrics.Config); ok {
-			listen = m.Listen
+			return m.Listen
 		}
 	}
-	if listen == "" {
-		d.say("\n%s has no metrics block, so there are no counters to show.", d.File.Path)
-		return nil
+	return ""
+}
+
+// local asks the balancer's own listener.
+func (d *demo) local(ctx context.Context, path string) (string, error) {
+	return d.net.run(ctx, "balancer", "curl", "-sS", "--fail", "--max-time", "5", "http://"+d.listen()+path)
+}
+
+func (d *demo) samples(ctx context.Context) ([]sample, error) {
+	text, err := d.local(ctx, "/metrics")
+	return samples(text), err
+}
+
+// received is the number of bytes that came to the balancer so far.
+func (d *demo) received(ctx context.Context) (n float64, err error) {
+	all, err := d.samples(ctx)
+	for _, s := range all {
+		if s.name == "lbgraph_received_bytes_total" {
+			n += s.value
+		}
 	}
+	return n, err
+}
+
+// counters shows what the nodes counted, and that nothing is unaccounted for.
+func (d *demo) counters(ctx context.Context) error {
+	listen := d.listen()
 	d.say("\nWhat the nodes saw: curl http://%s/metrics", listen)
-	text, err := d.net.run(ctx, "balancer", "curl", "-sS", "--fail", "--max-time", "5", "http://"+listen+"/metrics")
+	all, err := d.samples(ctx)
 	if err != nil {
 		return err
 	}
-	all := samples(text)
 	sum := map[string]float64{}
 	packets, outputs, drops := map[string]float64{}, map[string][]string{}, map[string][]string{}
 	for _, s := range all {
@@ -92,6 +113,10 @@ func (d *demo) counters(ctx context.Context) error {
 	}
 	got := sum["lbgraph_received_packets_total"] + sum["lbgraph_made_packets_total"]
 	gone := sum["lbgraph_sent_packets_total"] + sum["lbgraph_dropped_packets_total"] + sum["lbgraph_kernel_packets_total"] + sum["lbgraph_held_packets"]
+	for _, path := range []string{"/healthz", "/readyz"} {
+		out, err := d.local(ctx, path)
+		d.fact(err == nil && strings.TrimSpace(out) == "ok", "%s says %s%s", path, strings.TrimSpace(out), by("", err))
+	}
 	d.fact(got > 0 && got == gone, "received + made %.0f = sent + dropped + to the kernel + held %.0f", got, gone)
 	return nil
 }

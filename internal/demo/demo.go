@@ -152,6 +152,9 @@ func (d *demo) read() error {
 	if !d.http.IsValid() || len(d.backends) == 0 {
 		return fmt.Errorf("%s: the demo needs a VIP with an IPv4 address, protocol tcp and a port, and a backend", d.File.Path)
 	}
+	if d.listen() == "" {
+		return fmt.Errorf("%s: the demo shows counters, so the file needs a metrics block", d.File.Path)
+	}
 	return nil
 }
 
@@ -391,6 +394,7 @@ func (d *demo) bulk(ctx context.Context) error {
 	name, got, _ := strings.Cut(out, " ")
 	d.fact(err == nil && got == want, "upload arrived whole in %.1f s%s", time.Since(began).Seconds(), by(name, err))
 
+	before, noCount := d.received(ctx)
 	began = time.Now()
 	_, err = d.curl(ctx, fmt.Sprintf("%s/bytes/%d", base, bulk), "-o", down)
 	if ctx.Err() != nil {
@@ -403,6 +407,11 @@ func (d *demo) bulk(ctx context.Context) error {
 		b, err = os.ReadFile(down)
 		same = bytes.Equal(b, body.Bytes())
 	}
-	d.fact(same, "download arrived whole in %.1f s, past the balancer%s", took, by("", err))
+	d.fact(same, "download arrived whole in %.1f s%s", took, by("", err))
+	after, err := d.received(ctx)
+	if err := errors.Join(noCount, err); err != nil {
+		return err
+	}
+	d.fact(after-before < bulk/10, "it went past the balancer, which saw %.0f KB of acknowledgements", (after-before)/1024)
 	return nil
 }

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/lbgraph/lbgraph/control/metrics"
 	"github.com/lbgraph/lbgraph/control/state"
 	"github.com/lbgraph/lbgraph/graph"
 )
@@ -168,7 +169,7 @@ func TestReadRefuses(t *testing.T) {
 		{state.Spec{Pools: []state.PoolSpec{four}}, false},
 		{state.Spec{VIPs: []state.VIPSpec{web}, Pools: []state.PoolSpec{six}}, false},
 	} {
-		d := &demo{Config: Config{File: &graph.File{Spec: c.spec}}}
+		d := &demo{Config: Config{File: &graph.File{Spec: c.spec, Controls: []*graph.Instance{{Config: &metrics.Config{Listen: "127.0.0.1:9109"}}}}}}
 		if err := d.read(); (err == nil) != c.ok {
 			t.Errorf("%+v: %v", c.spec, err)
 		}

@@ -91,6 +91,21 @@ func TestKindsHaveTheirParts(t *testing.T) {
 	}
 }
 
+// Nothing on the path of packets waits for another core: what nodes are made of
+// imports no locks. The kind sample has some, in the goroutine that writes its file.
+func TestNoLocksOnThePath(t *testing.T) {
+	for _, p := range packages(t) {
+		if p.Path != "io/packet" && p.Path != "io/ring" && !matches("nodes/packet/*", p.Path) || p.Path == "nodes/packet/sample" {
+			continue
+		}
+		for _, path := range p.Imports {
+			if path == "sync" {
+				t.Errorf("%s imports sync", p.Path)
+			}
+		}
+	}
+}
+
 // Control kinds have a page too.
 func TestControlKindsHavePages(t *testing.T) {
 	for _, p := range packages(t) {
