@@ -453,6 +453,35 @@ func TestNetJumbo(t *testing.T) {
 	}
 }
 
+// TestNetHealthy: the daemon is not healthy while its link is down or its program
+// is gone.
+func TestNetHealthy(t *testing.T) {
+	w := newWorld(t, 1)
+	d := w.start(load(t))
+	says := func(want string) {
+		t.Helper()
+		for end := time.Now().Add(5 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+			got := "ok"
+			if err := d.Healthy(); err != nil {
+				got = err.Error()
+			}
+			if strings.Contains(got, want) {
+				return
+			}
+			if time.Now().After(end) {
+				t.Fatalf("the daemon says %q, want %q", got, want)
+			}
+		}
+	}
+	says("ok")
+	w.router.Exec("ip", "link", "set", "node", "down")
+	says("the link is down")
+	w.router.Exec("ip", "link", "set", "node", "up")
+	says("ok")
+	w.node.Exec("ip", "link", "delete", "eth0")
+	says("interface eth0")
+}
+
 // gre answers the frame if it carries GRE over IPv4.
 func gre(f []byte) []byte {
 	if len(f) > 34 && f[12] == 8 && f[13] == 0 && f[23] == 47 {

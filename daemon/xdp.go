@@ -134,13 +134,16 @@ func (d *xdpDriver) update(f *graph.File) error {
 	return errors.Join(errs...)
 }
 
-// attached is nil while every program stands on its interface.
+// attached is nil while every interface is up and has its program.
 func (d *xdpDriver) attached() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, p := range d.ports {
 		if !p.Attached() {
 			return fmt.Errorf("interface %s: the XDP program is gone", p.Info().Name)
+		}
+		if !p.Up() {
+			return fmt.Errorf("interface %s: the link is down", p.Info().Name)
 		}
 	}
 	return nil

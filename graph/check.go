@@ -28,6 +28,9 @@ func Check(f *File) hcl.Diagnostics {
 			says.err("Wrong plane", &c.Range, "%s works on the %s plane and cannot stand outside a graph. %s", c, c.Kind.Plane, wrongPlane[c.Kind.Plane])
 		}
 	}
+	for _, c := range f.Controls {
+		lockOut(f, c, &says)
+	}
 	for _, g := range f.Graphs {
 		for _, n := range g.Nodes {
 			single(n)
@@ -45,6 +48,25 @@ func Check(f *File) hcl.Diagnostics {
 	}
 	says.sort()
 	return says.list
+}
+
+// lockOut tells of VIPs that cover an address which c must reach: its packets would
+// be balanced.
+func lockOut(f *File, c *Instance, says *diagnostics) {
+	for _, a := range c.Kind.Peers(c.Config) {
+		for _, v := range f.Spec.VIPs {
+			if v.Disabled || !v.Prefix.Contains(a) {
+				continue
+			}
+			at, ok := f.Places["vip."+v.Name+".address"]
+			if !ok {
+				at = c.Range
+			}
+			says.err("VIP covers a peer", &at, "%s, which %s must reach, lies in %s of vip %q: what it answers would be balanced. Narrow the prefix, or move the VIP.",
+				a, c, v.Prefix, v.Name)
+			break
+		}
+	}
 }
 
 // wanted sees to it that the control that n works with stands in the file.

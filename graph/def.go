@@ -107,6 +107,10 @@ type Def[C any] struct {
 	// Reconfigurer, and may be added and removed by a reload.
 	Live bool
 
+	// Peers answers addresses that the node must be able to reach: no VIP may cover
+	// them.
+	Peers func(C) []netip.Addr
+
 	// Exactly one of these builds the kind, and says its plane.
 	Packets func(C, *Env) (Maker, error)
 	Control func(C, *Env) (Control, error)
@@ -164,6 +168,7 @@ type Kind struct {
 	Cores       func(any) int
 	Ring        func(any) int
 	Tunnel      func(any) (sources []netip.Prefix, udp uint16)
+	Peers       func(any) []netip.Addr
 	Wants       func(any) (control, argument string)
 	Includes    func(any) []string // nil where the kind includes no files
 	Interface   func(any) string
@@ -245,6 +250,12 @@ func newKind[C any](d Def[C]) (*Kind, error) {
 			return nil
 		}
 		return d.Ports(*c.(*C))
+	}
+	k.Peers = func(c any) []netip.Addr {
+		if d.Peers == nil {
+			return nil
+		}
+		return d.Peers(*c.(*C))
 	}
 	k.Tunnel = func(c any) ([]netip.Prefix, uint16) {
 		if d.Tunnel == nil {

@@ -231,4 +231,6 @@ type Reconfigurer interface{ Reconfigure(config any) error }
 // A Drainer is a Control that has the network send its packets elsewhere. Drain is
 // called before Stop, while loops still forward; it answers when no more packets are
 // expected, or ctx ends. There may be no way back.
-type Drainer interface{ Drain(ctx context.Context) error }
+type Drainer interface {
+	Drain(ctx context.Context) error
+}

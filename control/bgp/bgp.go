@@ -85,6 +85,12 @@ func init() {
 		Live:     true,
 		Defaults: Defaults(),
 		Check:    check,
+		Peers: func(c Config) (all []netip.Addr) {
+			for i := range c.Peers {
+				all = append(all, c.Peers[i].Address)
+			}
+			return all
+		},
 		Control: func(c Config, e *graph.Env) (graph.Control, error) {
 			h, ok := e.Host.(Host)
 			if !ok {

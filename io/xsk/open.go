@@ -75,6 +75,7 @@ type Port struct {
 	queues []*Queue
 	info   graph.PortInfo
 	attach func() error
+	ctl    int             // a socket to ask about the interface, in its namespace
 	prog   *bpf.Attachment // nil until it is attached
 }
 
@@ -84,7 +85,7 @@ var _ graph.Port = (*Port)(nil)
 // thread, gives them to the program and attaches it. An error leaves nothing open
 // or attached.
 func Open(o Options) (*Port, error) {
-	p := &Port{name: o.Interface}
+	p := &Port{name: o.Interface, ctl: -1}
 	if err := p.open(o); err != nil {
 		_ = p.Close()
 		return nil, fmt.Errorf("interface %s: %w", o.Interface, err)
@@ -110,6 +111,9 @@ func (p *Port) open(o Options) error {
 	}
 	dev, err := device(o.Interface)
 	if err != nil {
+		return err
+	}
+	if p.ctl, err = unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0); err != nil {
 		return err
 	}
 	n, err := receiveQueues(o.Interface)
@@ -383,6 +387,16 @@ func (p *Port) Info() graph.PortInfo { return p.info }
 // Attached tells whether the program still stands on the interface.
 func (p *Port) Attached() bool { return p.prog != nil && p.prog.Alive() }
 
+// Up tells whether the interface is up and has a carrier.
+func (p *Port) Up() bool {
+	req, err := unix.NewIfreq(p.name)
+	if err != nil || unix.IoctlIfreq(p.ctl, unix.SIOCGIFFLAGS, req) != nil {
+		return false
+	}
+	const up = unix.IFF_UP | unix.IFF_RUNNING
+	return req.Uint16()&up == up
+}
+
 // Stats is what the kernel counted on one socket (struct xdp_statistics). Packets
 // lost are RxDropped + RxRingFull.
 type Stats struct {
@@ -424,5 +438,9 @@ func (p *Port) Close() error {
 		err = errors.Join(err, unix.Close(q.fd))
 	}
 	p.queues = nil
+	if p.ctl >= 0 {
+		err = errors.Join(err, unix.Close(p.ctl))
+		p.ctl = -1
+	}
 	return err
 }
