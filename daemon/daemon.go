@@ -99,6 +99,9 @@ func New(f *graph.File, o Options) (d *Daemon, err error) {
 		}
 		d.engines = append(d.engines, e)
 	}
+	if err = lockedOut(f, d.engines); err != nil {
+		return d, err
+	}
 	d.findGateways(f)
 	for _, c := range f.Controls {
 		ctl, err := c.Kind.Control(c.Config, d.env(c))
@@ -192,6 +195,9 @@ func (d *Daemon) Reload(f *graph.File) (runtime.Plan, error) {
 	plan := Diff(d.file, f)
 	if plan.Class() == runtime.Restart {
 		return plan, &runtime.ErrRestart{Plan: plan}
+	}
+	if err := lockedOut(f, d.engines); err != nil {
+		return plan, err
 	}
 	if err := d.xdp.prepare(f); err != nil {
 		return plan, err

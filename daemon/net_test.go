@@ -482,6 +482,34 @@ func TestNetHealthy(t *testing.T) {
 	says("interface eth0")
 }
 
+// TestNetLockOut: a VIP over the node's own address is refused at the start and in a
+// reload, and nothing changes.
+func TestNetLockOut(t *testing.T) {
+	w := newWorld(t, 1)
+	bad := load(t)
+	bad.Spec.VIPs[0].Prefix = netip.MustParsePrefix("192.0.2.0/24")
+	var err error
+	w.node.Do(func() { _, err = New(bad, Options{}) })
+	if err == nil || !strings.Contains(err.Error(), `vip "web" (192.0.2.0/24) covers 192.0.2.1, the address of interface eth0 itself`) {
+		t.Errorf("got %v", err)
+	}
+	if out := w.node.Exec("ip", "-d", "link", "show", "eth0"); strings.Contains(out, "xdp") {
+		t.Errorf("a program stays: %s", out)
+	}
+	d := w.start(load(t))
+	generation := d.Snapshot().Generation
+	if _, err := d.Reload(bad); err == nil || !strings.Contains(err.Error(), "covers 192.0.2.1") {
+		t.Errorf("got %v", err)
+	}
+	if d.Snapshot().Generation != generation {
+		t.Error("the state has changed")
+	}
+	bad.Spec.VIPs[0].Disabled = true // which covers nothing
+	if _, err := d.Reload(bad); err != nil {
+		t.Error(err)
+	}
+}
+
 // gre answers the frame if it carries GRE over IPv4.
 func gre(f []byte) []byte {
 	if len(f) > 34 && f[12] == 8 && f[13] == 0 && f[23] == 47 {

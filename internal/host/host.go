@@ -45,6 +45,7 @@ func Check(f *graph.File) (all []Finding) {
 				if p.Driver == "xdp" && !seen[p.Name] {
 					seen[p.Name] = true
 					all = append(all, iface(p.Name, g)...)
+					all = append(all, lockOut(p.Name, f)...)
 				}
 			}
 		}
@@ -156,6 +157,25 @@ func iface(name string, g *graph.Graph) (all []Finding) {
 	}
 	if len(all) == 0 {
 		all = append(all, Finding{Level: OK, What: "interface " + name})
+	}
+	return all
+}
+
+// lockOut tells of VIPs that cover an address of the interface itself.
+func lockOut(name string, f *graph.File) (all []Finding) {
+	addrs, err := xsk.Addresses(name)
+	if err != nil {
+		return nil // iface has told
+	}
+	for _, a := range addrs {
+		for _, v := range f.Spec.VIPs {
+			if !v.Disabled && v.Prefix.Contains(a) {
+				all = append(all, Finding{
+					Error, fmt.Sprintf("interface %s: its own address %s lies in vip %q (%s)", name, a, v.Name, v.Prefix),
+					"Narrow the prefix, or move the VIP: the node would be locked out.",
+				})
+			}
+		}
 	}
 	return all
 }

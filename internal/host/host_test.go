@@ -1,11 +1,13 @@
 package host
 
 import (
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/lbgraph/lbgraph/control/state"
 	"github.com/lbgraph/lbgraph/graph"
 	"github.com/lbgraph/lbgraph/io/netnstest"
 	_ "github.com/lbgraph/lbgraph/nodes/packet/xdp-rx"
@@ -48,7 +50,7 @@ func TestNetInterface(t *testing.T) {
 		t.Skip("makes a network namespace: not with -short")
 	}
 	ns, peer := netnstest.New(t), netnstest.New(t)
-	netnstest.Veth(netnstest.End{NS: ns, Name: "eth0", Offload: true}, netnstest.End{NS: peer, Name: "peer"})
+	netnstest.Veth(netnstest.End{NS: ns, Name: "eth0", Addrs: []string{"192.0.2.1/24"}, Offload: true}, netnstest.End{NS: peer, Name: "peer"})
 	k := graph.Lookup("xdp-rx")
 	g := &graph.Graph{Name: "edge", GraphConfig: graph.GraphDefaults()}
 	g.Nodes = []*graph.Instance{{Kind: k, Name: "rx", Config: k.NewConfig()}}
@@ -67,6 +69,12 @@ func TestNetInterface(t *testing.T) {
 			t.Errorf("want %v for %q in:\n%s", want, words, got)
 		}
 	}
+	f := &graph.File{Spec: state.Spec{VIPs: []state.VIPSpec{{Name: "web", Prefix: netip.MustParsePrefix("192.0.2.0/24")}}}, Graphs: []*graph.Graph{g}}
+	ns.Do(func() {
+		if all := lockOut("eth0", f); len(all) != 1 || all[0].Level != Error || !strings.Contains(all[0].What, `its own address 192.0.2.1 lies in vip "web"`) {
+			t.Errorf("a VIP over the interface's address: %v", all)
+		}
+	})
 	has("VLAN offload", true)
 	ns.Exec("ethtool", "-K", "eth0", "rxvlan", "off")
 	has("VLAN offload", false)
