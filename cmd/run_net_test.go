@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -42,6 +43,8 @@ func build(t *testing.T) string {
 	return path
 }
 
+// small is a file whose graph needs one interface; its outer headers come from an
+// address of the file, so that the interface needs none.
 const small = `
 pool "web" {
   backend "web-1" { address = "10.0.1.1" }
@@ -63,7 +66,7 @@ graph "edge" {
     mode      = var.mode
   }
   node "mtu-check" "mtu" {}
-  node "gre-encap" "gre" {}
+  node "gre-encap" "gre" { source = "192.0.2.1" }
   node "xdp-tx" "tx" {}
 }
 `
@@ -127,25 +130,32 @@ func TestNetRunRefusals(t *testing.T) {
 	ns, peer := netnstest.New(t), netnstest.New(t)
 	netnstest.Veth(netnstest.End{NS: ns, Name: "eth0", Addrs: []string{"192.0.2.1/24"}}, netnstest.End{NS: peer, Name: "peer"})
 	file := write(t, "lb.hcl", small)
+	// What is wrong with the file is shown with its place; all else is one line, behind
+	// what the log tells of how far it came.
+	refuses := func(t *testing.T, code int, words string, got int, text string) {
+		t.Helper()
+		lines := slices.DeleteFunc(strings.Split(strings.TrimSpace(text), "\n"), func(l string) bool {
+			return strings.Contains(l, "\tinfo\t") || code == 1 && !strings.HasPrefix(l, "error: ")
+		})
+		if got != code || len(lines) != 1 || !strings.Contains(lines[0], words) {
+			t.Errorf("exit code %d and:\n%swant code %d and one line with %q", got, text, code, words)
+		}
+		nothingAttached(t, ns, "eth0")
+		nothingAttached(t, ns, "lo")
+		if after := mounts(t); after != before {
+			t.Errorf("mounts differ:\n%s\n%s", before, after)
+		}
+	}
 	one := func(name string, code int, words string, args ...string) {
 		t.Helper()
 		t.Run(name, func(t *testing.T) {
 			got, text := launch(t, ns, args...)
-			var lines []string
-			for _, l := range strings.Split(strings.TrimSpace(text), "\n") {
-				if strings.HasPrefix(l, "lbgraph: ") || strings.HasPrefix(l, "error: ") {
-					lines = append(lines, l)
-				}
-			}
-			if got != code || len(lines) != 1 || !strings.Contains(lines[0], words) {
-				t.Errorf("exit code %d and:\n%swant code %d and one line with %q", got, text, code, words)
-			}
-			nothingAttached(t, ns, "eth0")
+			refuses(t, code, words, got, text)
 		})
 	}
 	one("unknown interface", 3, "interface eth9: no such interface", "run", write(t, "lb.hcl", strings.Replace(small, `"eth0"`, `"eth9"`, 1)))
 	one("unreadable file", 1, "File cannot be read", "run", filepath.Join(t.TempDir(), "none.hcl"))
-	one("loopback in native mode", 3, "XDP", "run", write(t, "lb.hcl", strings.Replace(small, `"eth0"`, `"lo"`, 1)), "-var", "mode=native")
+	one("no XDP support", 3, "interface lo: native XDP: no XDP support", "run", write(t, "lb.hcl", strings.Replace(small, `"eth0"`, `"lo"`, 1)), "-var", "mode=native")
 
 	one("interface with a smaller MTU", 3, "its MTU is 1500, and network_mtu 1600 of graph \"edge\" is more",
 		"run", write(t, "lb.hcl", strings.Replace(small, "path {", "network_mtu = 1600\n  path {", 1)))
@@ -170,8 +180,7 @@ func TestNetRunRefusals(t *testing.T) {
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	code, text := launch(t, ns, "run", file)
-	if code != 3 || !strings.Contains(text, "in use") {
+	if code, text := launch(t, ns, "run", file); code != 3 || !strings.Contains(text, "in use") {
 		t.Errorf("a second daemon ends with code %d and: %s", code, text)
 	}
 	if err := c.Process.Signal(syscall.SIGTERM); err != nil {
@@ -200,23 +209,80 @@ func TestNetRunRefusals(t *testing.T) {
 		time.Sleep(10 * time.Millisecond)
 	}
 
-	// Without privilege.
-	c = exec.Command(build(t), "run", file)
-	c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
-	var problem strings.Builder
-	c.Stderr = &problem
-	for _, p := range []string{filepath.Dir(c.Path), filepath.Dir(filepath.Dir(file)), filepath.Dir(file), file} {
-		if err := os.Chmod(p, 0o755); err != nil {
-			t.Fatal(err)
+	t.Run("no privilege", func(t *testing.T) {
+		c := exec.Command(build(t), "run", file)
+		c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+		var problem strings.Builder
+		c.Stderr = &problem
+		for _, p := range []string{filepath.Dir(c.Path), filepath.Dir(filepath.Dir(file)), filepath.Dir(file), file} {
+			if err := os.Chmod(p, 0o755); err != nil {
+				t.Fatal(err)
+			}
 		}
-	}
-	ns.Start(c)
-	_ = c.Wait()
-	if code := c.ProcessState.ExitCode(); code != 3 || !strings.Contains(problem.String(), "not permitted: run as root") {
-		t.Errorf("without privilege it ends with code %d and: %s", code, problem.String())
-	}
-	nothingAttached(t, ns, "eth0")
-	if after := mounts(t); after != before {
-		t.Errorf("mounts differ:\n%s\n%s", before, after)
+		ns.Start(c)
+		_ = c.Wait()
+		refuses(t, 3, "not permitted: run as root", c.ProcessState.ExitCode(), problem.String())
+	})
+}
+
+// TestNetRun: run stays in the foreground and answers the three endpoints until a
+// signal ends it; then it ends at once and well, and nothing is left.
+func TestNetRun(t *testing.T) {
+	build(t)
+	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT} {
+		t.Run(sig.String(), func(t *testing.T) {
+			ns, peer := netnstest.New(t), netnstest.New(t)
+			netnstest.Veth(netnstest.End{NS: ns, Name: "eth0", Addrs: []string{"192.0.2.1/24"}}, netnstest.End{NS: peer, Name: "peer"})
+			c := exec.Command(build(t), "run", "--log", "json", write(t, "lb.hcl", small+"metrics {}\n"))
+			var log lockedBuffer
+			c.Stderr = &log
+			ns.Start(c)
+			done := make(chan error, 1)
+			go func() { done <- c.Wait() }()
+			get := func(path string) (code, body string) {
+				out, _ := ns.Try("curl", "-s", "-m", "2", "-w", "\n%{http_code}", "http://127.0.0.1:9109"+path)
+				i := strings.LastIndexByte(out, '\n')
+				return out[i+1:], out[:max(i, 0)]
+			}
+			for end := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+				if code, _ := get("/readyz"); code == "200" {
+					break
+				}
+				if time.Now().After(end) {
+					t.Fatalf("it does not become ready: %s", log.String())
+				}
+			}
+			if code, body := get("/healthz"); code != "200" {
+				t.Errorf("/healthz answers %s, %s", code, body)
+			}
+			code, body := get("/metrics")
+			for _, want := range []string{"\nlbgraph_received_packets_total{graph=\"edge\"} ", "\nlbgraph_node_packets_total{graph=\"edge\",kind=\"parse\",node=\"parse\"} ", "\n# TYPE "} {
+				if code != "200" || !strings.Contains("\n"+body, want) {
+					t.Errorf("/metrics answers %s without %q:\n%s", code, strings.TrimSpace(want), body)
+				}
+			}
+			select {
+			case err := <-done:
+				t.Fatalf("it does not stay in the foreground: %v: %s", err, log.String())
+			default:
+			}
+			if err := c.Process.Signal(sig); err != nil {
+				t.Fatal(err)
+			}
+			select {
+			case err := <-done:
+				if err != nil {
+					t.Errorf("%v: %s", err, log.String())
+				}
+			case <-time.After(5 * time.Second):
+				t.Fatalf("it does not stop: %s", log.String())
+			}
+			nothingAttached(t, ns, "eth0")
+			for _, want := range []string{`"msg":"running"`, `"msg":"stopped"`} {
+				if !strings.Contains(log.String(), want) {
+					t.Errorf("the log lacks %s:\n%s", want, log.String())
+				}
+			}
+		})
 	}
 }

@@ -7,14 +7,16 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 )
 
-// What the demo does when it is interrupted: nothing is left of it.
-func TestNetDemoInterrupted(t *testing.T) {
+// build answers the program, and a context that bounds the test.
+func build(t *testing.T) (ctx context.Context, binary string) {
+	t.Helper()
 	switch {
 	case testing.Short():
 		t.Skip("short: builds the binary and runs the balancer")
@@ -22,13 +24,100 @@ func TestNetDemoInterrupted(t *testing.T) {
 		t.Skip("root: makes namespaces")
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
-	defer cancel()
-	binary := filepath.Join(t.TempDir(), "lbgraph")
+	t.Cleanup(cancel)
+	binary = filepath.Join(t.TempDir(), "lbgraph")
 	build := exec.CommandContext(ctx, "go", "build", "-o", binary, "./cmd/lbgraph")
 	build.Dir = "../.."
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
+	return ctx, binary
+}
+
+// nothingLeft fails the test when something of a demo is still there.
+func nothingLeft(t *testing.T, binary string) {
+	t.Helper()
+	for _, pattern := range []string{"/run/netns/" + prefix + "*", filepath.Join(os.TempDir(), prefix+"*")} {
+		if left, _ := filepath.Glob(pattern); len(left) > 0 {
+			t.Errorf("left behind: %s", left)
+		}
+	}
+	if left := processes(t, binary); len(left) > 0 {
+		t.Errorf("still running: %s", left)
+	}
+}
+
+// TestNetDemo: the demo of lb.hcl does and says all that it promises, in less than
+// a minute, and cleans up.
+func TestNetDemo(t *testing.T) {
+	ctx, binary := build(t)
+	cmd := exec.CommandContext(ctx, binary, "demo")
+	cmd.Dir = "../.."
+	begun := time.Now()
+	b, err := cmd.CombinedOutput()
+	out := string(b)
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	if took := time.Since(begun); took > time.Minute {
+		t.Errorf("it took %v", took)
+	}
+	each := `web-1 [1-9]\d*, web-2 [1-9]\d*, web-3 [1-9]\d*\n    ok    all 3 backends answered\n`
+	at := 0
+	for _, want := range []string{ // in this order
+		`(?m)^    client 198\.51\.100\.7 ── router ── balancer 192\.0\.2\.2, interface uplink$`,
+		`(?m)^The backends: .* .lbgraph decap.$`,
+		`(?m)^The balancer: lbgraph run lb\.hcl --var uplink=uplink$`,
+		`(?m)^    rx ──► parse ──► vip-classify ──► .* ──► tx$`,
+		`HTTP: 40 times curl http://203\.0\.113\.80:80/\n    ok    40 of 40 answered: ` + each,
+		`HTTP: 40 times curl http://\[2001:db8::80\]:80/\n    ok    40 of 40 answered: ` + each,
+		`UDP: 40 datagrams to 203\.0\.113\.80:7\n    ok    40 of 40 answered: ` + each,
+		`    ok    a datagram of 4000 bytes, in fragments, came back whole from web-`,
+		`    ok    a datagram of 1500 bytes .* was refused by ICMP: the path takes 1476\n`,
+		`20 MB each way; the client's link takes packets of 1500 bytes\n    ok    upload arrived whole .*\n    ok    download arrived whole`,
+		`(?m)^    node +packets +left by +dropped$`,
+		`(?m)^    ct +[1-9]\d* +hit [1-9]\d*, miss [1-9]`,
+		`(?m)^    gre +[1-9]\d* +next [1-9]`,
+		`(?m)^    ok    received \+ made (\d+) = sent \+ dropped \+ to the kernel \+ held \d+$`,
+		`All 11 facts hold, after \d+\.\d s\.\n`,
+		`Cleaning up: `,
+	} {
+		place := regexp.MustCompile(want).FindStringIndex(out[at:])
+		if place == nil {
+			t.Fatalf("behind byte %d there is no %s:\n%s", at, want, out)
+		}
+		at += place[1]
+	}
+	nothingLeft(t, binary)
+}
+
+// TestNetDemoTells: what does not hold is said, and fails the demo.
+func TestNetDemoTells(t *testing.T) {
+	ctx, binary := build(t)
+	text, err := os.ReadFile("../../lb.hcl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	idle := regexp.MustCompile(`(backend "web-3" \{ )(address = "[^"]*") \}`)
+	if !idle.Match(text) {
+		t.Fatal("lb.hcl has no backend web-3 on one line")
+	}
+	file := filepath.Join(t.TempDir(), "idle.hcl")
+	if err := os.WriteFile(file, idle.ReplaceAll(text, []byte("backend \"web-3\" {\n    $2\n    weight = 0\n  }")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(ctx, binary, "demo", file)
+	var out, errs strings.Builder
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	if err = cmd.Run(); cmd.ProcessState.ExitCode() != 3 || strings.Count(out.String(), "    WRONG all 3 backends answered\n") != 3 || !strings.Contains(errs.String(), "3 of 11 facts do not hold") {
+		t.Errorf("%v: %s\n%s", err, &errs, &out)
+	}
+	nothingLeft(t, binary)
+}
+
+// What the demo does when it is interrupted: nothing is left of it.
+func TestNetDemoInterrupted(t *testing.T) {
+	ctx, binary := build(t)
 	for _, at := range []string{"The network", "The backends", "HTTP:", "MB each way"} {
 		t.Run(at, func(t *testing.T) {
 			cmd := exec.CommandContext(ctx, binary, "demo", "lb.hcl")
@@ -56,14 +145,7 @@ func TestNetDemoInterrupted(t *testing.T) {
 			if !told || err == nil || cmd.ProcessState.ExitCode() != 3 || !strings.Contains(errs.String(), "interrupted") {
 				t.Errorf("told %v, %v, exit code %d: %s\n%s", told, err, cmd.ProcessState.ExitCode(), &errs, &all)
 			}
-			for _, pattern := range []string{"/run/netns/" + prefix + "*", filepath.Join(os.TempDir(), prefix+"*")} {
-				if left, _ := filepath.Glob(pattern); len(left) > 0 {
-					t.Errorf("left behind: %s", left)
-				}
-			}
-			if left := processes(t, binary); len(left) > 0 {
-				t.Errorf("still running: %s", left)
-			}
+			nothingLeft(t, binary)
 		})
 	}
 }
