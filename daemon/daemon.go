@@ -99,7 +99,7 @@ func New(f *graph.File, o Options) (d *Daemon, err error) {
 		}
 		d.engines = append(d.engines, e)
 	}
-	if err = lockedOut(f, d.engines); err != nil {
+	if err = d.lockedOut(f); err != nil {
 		return d, err
 	}
 	d.findGateways(f)
@@ -196,7 +196,7 @@ func (d *Daemon) Reload(f *graph.File) (runtime.Plan, error) {
 	if plan.Class() == runtime.Restart {
 		return plan, &runtime.ErrRestart{Plan: plan}
 	}
-	if err := lockedOut(f, d.engines); err != nil {
+	if err := d.lockedOut(f); err != nil {
 		return plan, err
 	}
 	if err := d.xdp.prepare(f); err != nil {

@@ -4,14 +4,13 @@ import (
 	"fmt"
 
 	"github.com/lbgraph/lbgraph/graph"
-	"github.com/lbgraph/lbgraph/runtime"
 )
 
 // lockedOut tells of a VIP that covers an address of an interface that is received
 // from: what the node itself is sent there, its routers' and its operators' packets,
 // would be balanced.
-func lockedOut(f *graph.File, engines []*runtime.Engine) error {
-	for _, e := range engines {
+func (d *Daemon) lockedOut(f *graph.File) error {
+	for _, e := range d.engines {
 		for _, p := range e.Ports() {
 			info := p.Info()
 			for _, a := range info.Addrs {
