@@ -155,7 +155,7 @@ func TestNetRunRefusals(t *testing.T) {
 	}
 	one("unknown interface", 3, "interface eth9: no such interface", "run", write(t, "lb.hcl", strings.Replace(small, `"eth0"`, `"eth9"`, 1)))
 	one("unreadable file", 1, "File cannot be read", "run", filepath.Join(t.TempDir(), "none.hcl"))
-	one("no XDP support", 3, "interface lo: native XDP: no XDP support", "run", write(t, "lb.hcl", strings.Replace(small, `"eth0"`, `"lo"`, 1)), "-var", "mode=native")
+	one("no XDP support", 3, "interface lo: native XDP: no XDP support", "run", write(t, "lb.hcl", strings.NewReplacer(`"eth0"`, `"lo"`, `"gre" {}`, `"gre" { source = "192.0.2.1" }`).Replace(small)), "-var", "mode=native")
 
 	one("interface with a smaller MTU", 3, "its MTU is 1500, and network_mtu 1600 of graph \"edge\" is more",
 		"run", write(t, "lb.hcl", strings.Replace(small, "path {", "network_mtu = 1600\n  path {", 1)))
