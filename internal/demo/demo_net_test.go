@@ -79,7 +79,7 @@ func TestNetDemo(t *testing.T) {
 		`(?m)^    ct +[1-9]\d* +hit [1-9]\d*, miss [1-9]`,
 		`(?m)^    gre +[1-9]\d* +next [1-9]`,
 		`(?m)^    ok    received \+ made (\d+) = sent \+ dropped \+ to the kernel \+ held \d+$`,
-		`All 11 facts hold, after \d+\.\d s\.\n`,
+		`All \d+ facts hold, after \d+\.\d s\.\n`,
 		`Cleaning up: `,
 	} {
 		place := regexp.MustCompile(want).FindStringIndex(out[at:])
@@ -109,7 +109,7 @@ func TestNetDemoTells(t *testing.T) {
 	cmd := exec.CommandContext(ctx, binary, "demo", file)
 	var out, errs strings.Builder
 	cmd.Stdout, cmd.Stderr = &out, &errs
-	if err = cmd.Run(); cmd.ProcessState.ExitCode() != 3 || strings.Count(out.String(), "    WRONG all 3 backends answered\n") != 3 || !strings.Contains(errs.String(), "3 of 11 facts do not hold") {
+	if err = cmd.Run(); cmd.ProcessState.ExitCode() != 3 || strings.Count(out.String(), "    WRONG all 3 backends answered\n") != 3 || !regexp.MustCompile(`3 of \d+ facts do not hold`).MatchString(errs.String()) {
 		t.Errorf("%v: %s\n%s", err, &errs, &out)
 	}
 	nothingLeft(t, binary)
