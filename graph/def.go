@@ -6,6 +6,7 @@ import (
 	"sort"
 
 	"github.com/lbgraph/lbgraph/graph/conf"
+	"github.com/lbgraph/lbgraph/io/stream"
 )
 
 // Plane tells what a kind works on.
@@ -44,7 +45,10 @@ type Output struct {
 	Gives, Removes Facts
 	Else           Fate
 	Reply          bool // the packet goes back to where it came from
-	Doc            string
+	// Status is what a request that ends here is answered with; streams only. 0
+	// closes the connection.
+	Status int
+	Doc    string
 }
 
 // A Counter is something counted that is no drop.
@@ -103,6 +107,9 @@ type Def[C any] struct {
 	Check func(C) error
 	// Single allows one instance of the kind in a file.
 	Single bool
+	// Writes tells that a packet kind writes what it sees to a file of its own and
+	// lets all pass by its first output: trace leaves it out.
+	Writes bool
 	// Live tells that a control takes a changed configuration while it runs: it is a
 	// Reconfigurer, and may be added and removed by a reload.
 	Live bool
@@ -111,8 +118,14 @@ type Def[C any] struct {
 	// them.
 	Peers func(C) []netip.Addr
 
-	// Exactly one of these builds the kind, and says its plane.
+	// Listens answers the sockets that a source of the stream plane accepts
+	// connections from. The runtime owns them.
+	Listens func(C) []Listen
+
+	// Exactly one of these builds the kind, and says its plane. What Streams answers
+	// may have the optional methods of stages.
 	Packets func(C, *Env) (Maker, error)
+	Streams func(C, *Env) (stream.Stage, error)
 	Control func(C, *Env) (Control, error)
 }
 
@@ -149,7 +162,7 @@ type Kind struct {
 	Name, Summary  string
 	Plane          Plane
 	Source, Single bool
-	Live           bool
+	Live, Writes   bool
 	Needs, Forbids Facts
 	Outputs        []Output
 	Counters       []Counter
@@ -173,6 +186,8 @@ type Kind struct {
 	Includes    func(any) []string // nil where the kind includes no files
 	Interface   func(any) string
 	Packets     func(any, *Env) (Maker, error)
+	Listens     func(any) []Listen
+	Streams     func(any, *Env) (stream.Stage, error)
 	Control     func(any, *Env) (Control, error)
 }
 
@@ -190,11 +205,20 @@ func newKind[C any](d Def[C]) (*Kind, error) {
 	if d.Kind == "" || d.Summary == "" {
 		return nil, fmt.Errorf("kind and summary are required")
 	}
-	if (d.Packets == nil) == (d.Control == nil) {
-		return nil, fmt.Errorf("exactly one of Packets and Control builds a kind")
+	builders := 0
+	for _, given := range []bool{d.Packets != nil, d.Streams != nil, d.Control != nil} {
+		if given {
+			builders++
+		}
+	}
+	if builders != 1 {
+		return nil, fmt.Errorf("exactly one of Packets, Streams and Control builds a kind")
+	}
+	if d.Listens != nil && (d.Streams == nil || !d.Source) {
+		return nil, fmt.Errorf("only a source of the stream plane listens")
 	}
 	k := &Kind{
-		Name: d.Kind, Summary: d.Summary, Source: d.Source, Single: d.Single, Live: d.Live,
+		Name: d.Kind, Summary: d.Summary, Source: d.Source, Single: d.Single, Live: d.Live, Writes: d.Writes,
 		Needs: d.Needs, Forbids: d.Forbids, Outputs: d.Outputs, Counters: d.Counters, Headroom: d.Headroom,
 		TakesOverhead: d.TakesOverhead, Guards: d.Guards,
 	}
@@ -284,10 +308,19 @@ func newKind[C any](d Def[C]) (*Kind, error) {
 		}
 		return d.Cores(*c.(*C))
 	}
+	k.Listens = func(c any) []Listen {
+		if d.Listens == nil {
+			return nil
+		}
+		return d.Listens(*c.(*C))
+	}
 	switch {
 	case d.Packets != nil:
 		k.Plane = PacketPlane
 		k.Packets = func(c any, e *Env) (Maker, error) { return d.Packets(*c.(*C), e) }
+	case d.Streams != nil:
+		k.Plane = StreamPlane
+		k.Streams = func(c any, e *Env) (stream.Stage, error) { return d.Streams(*c.(*C), e) }
 	default:
 		k.Plane = ControlPlane
 		k.Control = func(c any, e *Env) (Control, error) { return d.Control(*c.(*C), e) }

@@ -54,6 +54,8 @@ type OutputDoc struct {
 	Fate   string `json:"fate"`
 	Reason bool   `json:"reason,omitempty"`
 	Reply  bool   `json:"reply,omitempty"`
+	// Status answers requests that end here, on streams.
+	Status int    `json:"status,omitempty"`
 	Doc    string `json:"doc,omitempty"`
 }
 
@@ -74,7 +76,7 @@ func Describe(k *Kind) Description {
 	d.Overhead4, d.Overhead6 = k.Overhead(c)
 	d.HoldFrames, d.MakeFrames = k.Frames(c)
 	for _, o := range k.OutputsOf(c) {
-		d.Outputs = append(d.Outputs, OutputDoc{o.Name, factNamesOf(o.Only), factNamesOf(o.Gives), factNamesOf(o.Removes), o.Else.String(), o.reason(), o.Reply, o.Doc})
+		d.Outputs = append(d.Outputs, OutputDoc{o.Name, factNamesOf(o.Only), factNamesOf(o.Gives), factNamesOf(o.Removes), o.Else.String(), o.reason(), o.Reply, o.Status, o.Doc})
 	}
 	for _, c := range k.Counters {
 		d.Counters = append(d.Counters, CounterDoc(c))
@@ -126,6 +128,9 @@ func (o OutputDoc) Effect() string {
 
 // FateWords says what becomes of packets without an edge.
 func (o OutputDoc) FateWords() string {
+	if o.Status > 0 {
+		return fmt.Sprintf("is answered with %d", o.Status)
+	}
 	return map[string]string{"must": "must be drawn", "drop": "drops", "punt": "to the kernel"}[o.Fate]
 }
 

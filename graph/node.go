@@ -8,6 +8,7 @@ import (
 
 	"github.com/lbgraph/lbgraph/control/state"
 	"github.com/lbgraph/lbgraph/io/packet"
+	"github.com/lbgraph/lbgraph/io/stream"
 )
 
 // A Node is one kind's worker on one core.
@@ -59,6 +60,13 @@ type (
 	Gauger interface{ Gauges() map[string]float64 }
 	// Flusher forgets all state towards backend (0: all of it).
 	Flusher interface{ Flush(backend uint32) }
+	// Peeker says by which output Process would answer a lane, and changes nothing
+	// but the lane's columns, as Process would. known tells that the node remembers
+	// the lane's flow, and that other cores' workers need not be asked. It is called
+	// between vectors.
+	Peeker interface {
+		Peek(v *packet.Vector, lane int) (output int, known bool)
+	}
 )
 
 // A Message travels between the workers of one node on different cores, by value.
@@ -144,6 +152,11 @@ type Env struct {
 	// Host is what runs the controls. A kind asserts the small interface that it
 	// declares for what it needs of it; nil where nothing runs (replay, tests).
 	Host any
+	// Count adds n to the counter i of a node of the stream plane (the order of
+	// Def.Counters); any goroutine may call it.
+	Count func(i int, n uint64)
+	// Backends answers what streams know of the backend at an address and port.
+	Backends func(netip.AddrPort) *stream.Backend
 	// Addrs answers the addresses of the graph's interfaces, in the kernel's order.
 	// It is complete only once all nodes are built: call it from the Maker.
 	Addrs func() []netip.Addr

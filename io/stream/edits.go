@@ -1,0 +1,96 @@
+package stream
+
+import "github.com/lbgraph/lbgraph/io/http1"
+
+// Edits are changes to the fields of requests and of responses. They are made once
+// and shared.
+type Edits struct{ Request, Response FieldEdits }
+
+// FieldEdits drop fields and append others.
+type FieldEdits struct {
+	Drop []string // names, in lower case
+	Add  []byte   // field lines
+}
+
+// Drops is part of http1.Rewrite.
+func (e *FieldEdits) Drops(name []byte) bool {
+	for _, d := range e.Drop {
+		if http1.EqualFold(name, d) {
+			return true
+		}
+	}
+	return false
+}
+
+// requestEdits and responseEdits are the edits of a session as an http1.Rewrite.
+type (
+	requestEdits  []*Edits
+	responseEdits []*Edits
+)
+
+func (all requestEdits) Drops(name []byte) bool {
+	for _, e := range all {
+		if e.Request.Drops(name) {
+			return true
+		}
+	}
+	return false
+}
+
+func (all responseEdits) Drops(name []byte) bool {
+	for _, e := range all {
+		if e.Response.Drops(name) {
+			return true
+		}
+	}
+	return false
+}
+
+// AppendRequest appends the fields of a request as edits leave them: those of h
+// that are not in drop, then what the edits add.
+func AppendRequest(dst []byte, h *http1.Head, b []byte, drop http1.Set, edits []*Edits) []byte {
+	if len(edits) == 0 {
+		return h.AppendFields(dst, b, drop, nil)
+	}
+	dst = h.AppendFields(dst, b, drop, requestEdits(edits))
+	for i, e := range edits {
+		dst = appendKept(dst, e.Request.Add, edits[i+1:], func(e *Edits) *FieldEdits { return &e.Request })
+	}
+	return dst
+}
+
+// AppendResponse is AppendRequest for responses.
+func AppendResponse(dst []byte, h *http1.Head, b []byte, drop http1.Set, edits []*Edits) []byte {
+	if len(edits) == 0 {
+		return h.AppendFields(dst, b, drop, nil)
+	}
+	dst = h.AppendFields(dst, b, drop, responseEdits(edits))
+	for i, e := range edits {
+		dst = appendKept(dst, e.Response.Add, edits[i+1:], func(e *Edits) *FieldEdits { return &e.Response })
+	}
+	return dst
+}
+
+// appendKept appends added lines, but for those that later edits drop.
+func appendKept(dst, lines []byte, later []*Edits, side func(*Edits) *FieldEdits) []byte {
+	for len(lines) > 0 {
+		end := 0
+		for lines[end] != '\n' {
+			end++
+		}
+		end++
+		colon := 0
+		for lines[colon] != ':' {
+			colon++
+		}
+		kept := true
+		for _, e := range later {
+			kept = kept && !side(e).Drops(lines[:colon])
+		}
+		if kept {
+			dst = append(dst, lines[:end]...)
+		}
+		lines = lines[end:]
+	}
+	return dst
+}

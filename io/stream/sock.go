@@ -1,0 +1,266 @@
+package stream
+
+import (
+	"errors"
+	"net"
+	"os"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Errors of connections beside those of package net.
+var (
+	// ErrInterrupted: Interrupt ended the read.
+	ErrInterrupted = errors.New("interrupted")
+	// ErrTimeout: the time to read, or to write without progress, is over.
+	ErrTimeout = os.ErrDeadlineExceeded
+)
+
+// sock is a connection to which deadlines cost next to nothing: the kernel's poller
+// is told of one only when the one it has is later. One that fires too early is
+// set anew. It stands below TLS, which would not survive a write that fails half way.
+type sock struct {
+	net.Conn
+	tcp *net.TCPConn // nil for what is no TCP, as in tests
+	raw syscall.RawConn
+
+	readBy    int64 // when a read fails; of the goroutine that reads
+	readArmed int64 // what the poller was told
+	readFired bool  // it fired: tell the poller anew
+
+	writeIdle  int64 // time without progress after which a write fails; 0 is none
+	writeArmed int64
+	vector     net.Buffers // of writev
+	parts      [3][]byte
+
+	cut atomic.Bool // Interrupt was called
+
+	probe func(fd uintptr) // of raw.Control, made once
+	state probeState
+}
+
+type probeState struct {
+	peek bool // whether there is something to read, too
+	busy bool
+	one  [1]byte
+	poll [1]unix.PollFd
+}
+
+func (s *sock) open(c net.Conn) {
+	*s = sock{Conn: c, readBy: Never, readArmed: Never, writeArmed: Never}
+	if tcp, ok := c.(*net.TCPConn); ok {
+		if raw, err := tcp.SyscallConn(); err == nil {
+			s.tcp, s.raw = tcp, raw
+		}
+	}
+}
+
+// Read is part of net.Conn.
+func (s *sock) Read(p []byte) (n int, err error) {
+	for {
+		if err := s.armRead(); err != nil {
+			return 0, err
+		}
+		n, err = s.Conn.Read(p)
+		if n > 0 || err == nil || !errors.Is(err, os.ErrDeadlineExceeded) {
+			return n, err
+		}
+		if err := s.expired(); err != nil {
+			return 0, err
+		}
+	}
+}
+
+// armRead comes before a read.
+func (s *sock) armRead() error {
+	if s.readArmed > s.readBy || s.readFired {
+		s.readFired = false
+		s.readArmed = s.readBy
+		if err := s.Conn.SetReadDeadline(deadline(s.readBy)); err != nil {
+			return err
+		}
+	}
+	// Behind the deadline, which Interrupt sets after this.
+	if s.cut.Load() {
+		return ErrInterrupted
+	}
+	return nil
+}
+
+// expired tells whether a read whose deadline fired is over; else it is to be tried
+// again.
+func (s *sock) expired() error {
+	s.readFired = true
+	switch {
+	case s.cut.Load():
+		return ErrInterrupted
+	case Now() >= s.readBy:
+		return ErrTimeout
+	}
+	return nil
+}
+
+func deadline(by int64) time.Time {
+	if by == Never {
+		return time.Time{}
+	}
+	return Time(by)
+}
+
+// armWrite tells the poller when a write that makes no progress from now on fails.
+func (s *sock) armWrite(fired bool) {
+	by := Never
+	if s.writeIdle > 0 {
+		by = Now() + s.writeIdle
+	}
+	if s.writeArmed > by || fired {
+		s.writeArmed = by
+		_ = s.Conn.SetWriteDeadline(deadline(by)) // a closed connection fails at the write
+	}
+}
+
+// Write is part of net.Conn. It fails when there was no progress for the time that
+// SetWriteIdle says.
+func (s *sock) Write(p []byte) (n int, err error) {
+	s.armWrite(false)
+	for begun := int64(0); ; {
+		k, err := s.Conn.Write(p[n:])
+		n += k
+		if err == nil || !errors.Is(err, os.ErrDeadlineExceeded) {
+			return n, err
+		}
+		if begun, err = s.again(begun, k); err != nil {
+			return n, err
+		}
+	}
+}
+
+// again tells whether a write whose deadline fired may go on: since begun it made
+// progress of k bytes. 0 is its first attempt, whose deadline may be an old one.
+func (s *sock) again(begun int64, k int) (int64, error) {
+	now := Now()
+	if k == 0 && begun != 0 && now-begun >= s.writeIdle {
+		return begun, ErrTimeout
+	}
+	if k > 0 || begun == 0 {
+		begun = now
+	}
+	s.armWrite(true)
+	return begun, nil
+}
+
+// writeParts writes s.parts by one system call, if there is room.
+func (s *sock) writeParts() error {
+	s.armWrite(false)
+	s.vector = s.parts[:]
+	defer func() { s.parts = [3][]byte{} }()
+	for begun := int64(0); ; {
+		k, err := s.vector.WriteTo(s.Conn)
+		if err == nil || !errors.Is(err, os.ErrDeadlineExceeded) {
+			return err
+		}
+		if begun, err = s.again(begun, int(k)); err != nil {
+			return err
+		}
+	}
+}
+
+// SetWriteIdle sets the time without progress after which writes fail; 0 is none.
+func (s *sock) SetWriteIdle(d time.Duration) { s.writeIdle = int64(d) }
+
+// Interrupt makes the read in hand, and all that follow until Resume, answer
+// ErrInterrupted. Any goroutine may call it.
+func (s *sock) Interrupt() {
+	s.cut.Store(true)
+	_ = s.Conn.SetReadDeadline(past) // a closed connection is interrupted anyway
+}
+
+var past = time.Unix(1, 0)
+
+// Interrupted tells whether Interrupt was called.
+func (s *sock) Interrupted() bool { return s.cut.Load() }
+
+// Resume takes Interrupt back. It is for the goroutine that reads.
+func (s *sock) Resume() {
+	s.readFired = true
+	s.cut.Store(false)
+}
+
+// Gone tells whether the peer closed its side or the connection: nobody waits for
+// what is to be written any more, as far as can be known. Any goroutine may call it,
+// one at a time.
+func (s *sock) Gone() bool { return s.look(false) }
+
+// Quiet tells that nothing is there to be read, not even an end: what an idle
+// connection to a backend has to be before it is used again. Like Gone.
+func (s *sock) Quiet() bool { return !s.look(true) }
+
+func (s *sock) look(peek bool) bool {
+	if s.raw == nil {
+		return false
+	}
+	if s.probe == nil {
+		s.probe = s.state.look
+	}
+	s.state.peek, s.state.busy = peek, true // a closed one is not quiet
+	_ = s.raw.Control(s.probe)
+	return s.state.busy
+}
+
+func (p *probeState) look(fd uintptr) {
+	if p.peek {
+		_, _, err := unix.Recvfrom(int(fd), p.one[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
+		p.busy = err != unix.EAGAIN
+		return
+	}
+	p.poll[0] = unix.PollFd{Fd: int32(fd), Events: unix.POLLRDHUP}
+	n, err := unix.Poll(p.poll[:], 0)
+	p.busy = err == nil && n > 0 && p.poll[0].Revents&(unix.POLLRDHUP|unix.POLLHUP|unix.POLLERR) != 0
+}
+
+// Control calls f with the socket, which stays open as long; not for what is no TCP.
+func (s *sock) Control(f func(fd uintptr)) {
+	if s.raw != nil {
+		_ = s.raw.Control(f) // of a closed one there is nothing to tell
+	}
+}
+
+// WatchGone calls f, once, when the peer has closed its side or the connection;
+// until stop. Nobody may read in between.
+func (s *sock) WatchGone(f func()) (stop func()) {
+	if s.raw == nil {
+		return func() {}
+	}
+	var stopped atomic.Bool
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		var p probeState
+		for {
+			err := s.raw.Read(func(fd uintptr) bool {
+				p.look(fd)
+				return p.busy || stopped.Load()
+			})
+			switch {
+			case err == nil && p.busy:
+				f()
+				return
+			case stopped.Load() || !errors.Is(err, os.ErrDeadlineExceeded):
+				return
+			}
+			_ = s.Conn.SetReadDeadline(time.Time{}) // an old one
+			if stopped.Load() {
+				return
+			}
+		}
+	}()
+	return func() {
+		stopped.Store(true)
+		_ = s.Conn.SetReadDeadline(past)
+		<-done
+		s.readFired = true
+	}
+}

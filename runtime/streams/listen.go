@@ -1,0 +1,184 @@
+package streams
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"github.com/lbgraph/lbgraph/graph"
+	"github.com/lbgraph/lbgraph/io/stream"
+)
+
+// A listener is sockets on one address.
+type listener struct {
+	sockets []*net.TCPListener
+	target  atomic.Pointer[target]
+	started bool
+	loops   sync.WaitGroup
+}
+
+// target is the node that the connections of a listener come to.
+type target struct {
+	block *block
+	node  string
+}
+
+func (l *listener) bound() netip.AddrPort { return l.sockets[0].Addr().(*net.TCPAddr).AddrPort() }
+
+// close stops accepting. What the kernel has accepted already is served.
+func (l *listener) close() {
+	for _, s := range l.sockets {
+		// The loop takes what is in the queue, then closes: a socket that is closed
+		// over a full queue resets the clients in it.
+		_ = s.SetDeadline(time.Unix(1, 0))
+	}
+	if !l.started {
+		for _, s := range l.sockets {
+			_ = s.Close()
+		}
+	}
+	l.loops.Wait()
+}
+
+// open opens the sockets that programs need and that are not open yet. They accept
+// nothing before listen.
+func (e *Engine) open(progs []*program) error {
+	var opened []graph.Listen
+	for _, p := range progs {
+		for _, n := range p.nodes {
+			for _, want := range n.inst.Kind.Listens(n.inst.Config) {
+				if e.listeners[want] != nil {
+					continue
+				}
+				l, err := bind(want)
+				if err != nil {
+					for _, k := range opened {
+						e.listeners[k].close()
+						delete(e.listeners, k)
+					}
+					return fmt.Errorf("stream %s, node %s: %w", p.graph.Name, n.inst.Name, err)
+				}
+				e.listeners[want] = l
+				opened = append(opened, want)
+			}
+		}
+	}
+	return nil
+}
+
+// listen has every socket that programs need accept for its node, and closes the
+// others.
+func (e *Engine) listen(progs []*program) error {
+	if err := e.open(progs); err != nil {
+		return err
+	}
+	used := map[graph.Listen]bool{}
+	for _, p := range progs {
+		for _, n := range p.nodes {
+			for _, want := range n.inst.Kind.Listens(n.inst.Config) {
+				used[want] = true
+				l := e.listeners[want]
+				l.target.Store(&target{p.block, n.inst.Name})
+				if l.started {
+					continue
+				}
+				l.started = true
+				e.log.Info("listening", zap.String("stream", p.graph.Name), zap.String("node", n.inst.Name), zap.Stringer("address", l.bound()))
+				for _, s := range l.sockets {
+					l.loops.Add(1)
+					go e.accept(l, s)
+				}
+			}
+		}
+	}
+	for key, l := range e.listeners {
+		if !used[key] {
+			e.log.Info("no longer listening", zap.Stringer("address", l.bound()))
+			l.close()
+			delete(e.listeners, key)
+		}
+	}
+	return nil
+}
+
+func bind(want graph.Listen) (*listener, error) {
+	c := net.ListenConfig{KeepAlive: -1} // deadlines take its place, at no cost per connection
+	if want.Sockets > 0 {
+		c.Control = func(_, _ string, raw syscall.RawConn) error {
+			var err error
+			if cerr := raw.Control(func(fd uintptr) {
+				err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, 1)
+			}); cerr != nil {
+				return cerr
+			}
+			return err
+		}
+	}
+	network := "tcp4"
+	if want.Address.Addr().Is6() {
+		network = "tcp6"
+	}
+	l := &listener{}
+	address := want.Address
+	for range max(1, want.Sockets) {
+		s, err := c.Listen(context.Background(), network, address.String())
+		if err != nil {
+			for _, s := range l.sockets {
+				_ = s.Close()
+			}
+			return nil, err
+		}
+		l.sockets = append(l.sockets, s.(*net.TCPListener))
+		address = l.bound() // the port that the kernel chose, if it did
+	}
+	return l, nil
+}
+
+// accept accepts connections of one socket until it is closed.
+func (e *Engine) accept(l *listener, s *net.TCPListener) {
+	defer l.loops.Done()
+	defer s.Close()
+	pause := time.Duration(0)
+	closing := false
+	for {
+		c, err := s.Accept()
+		switch {
+		case err == nil:
+			pause = 0
+			e.admit(l, c)
+		case stream.IsTimeout(err) && !closing:
+			// Closing: take what is in the queue, without waiting for more.
+			closing = true
+			_ = s.SetDeadline(time.Now().Add(time.Millisecond))
+		case errors.Is(err, net.ErrClosed) || stream.IsTimeout(err):
+			return
+		default:
+			// No descriptors, or a client that left: go on, but not in a frenzy.
+			pause = min(max(2*pause, time.Millisecond), 100*time.Millisecond)
+			e.log.Warn("accept", zap.Error(err), zap.Duration("pause", pause))
+			time.Sleep(pause)
+		}
+	}
+}
+
+// admit has a new connection served.
+func (e *Engine) admit(l *listener, nc net.Conn) {
+	t := l.target.Load()
+	c := &conn{engine: e, block: t.block}
+	c.client.Conn = stream.NewConn(nc)
+	c.client.Listener = t.node
+	e.conns.add(c)
+	e.serving.Add(1)
+	t.block.accepted.Add(1)
+	t.block.connections.Add(1)
+	go c.serve()
+}
