@@ -388,8 +388,7 @@ func (a *Analysis) endings() {
 		if n.Kind.Needs.Has(Outbound) {
 			if w := find(ways, func(w *way) bool { return w.facts&(Encap|guarded) == Encap }); w != nil {
 				guards := namesOf(func(k *Kind) bool { return k.Guards })
-				name := cmp.Or(list(guards, "or"), "a guard of the MTU")
-				a.says.warn("No MTU check on this way", &w.edge.Range, "Encapsulated packets that exceed network_mtu can come to %s by\n\n%s\n\nand are lost there. Lead them through %s first.", n, w, name)
+				a.says.warn("No MTU check on this way", &w.edge.Range, "Encapsulated packets that exceed network_mtu can come to %s by\n\n%s\n\nand are lost there. Lead them through %s first.", n, w, list(guards, "or"))
 			}
 		}
 		out := n.Kind.Interface(n.Config)

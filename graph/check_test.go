@@ -42,6 +42,7 @@ func load(t testing.TB, path string) *g.File {
 			f.Graphs = append(f.Graphs, loadGraph(t, f, b))
 		case "vip":
 			v, _ := b.Body.Attributes["address"].Expr.Value(nil)
+			f.Places["vip."+b.Labels[0]+".address"] = b.Body.Attributes["address"].Expr.Range()
 			a := netip.MustParseAddr(v.AsString())
 			f.Spec.VIPs = append(f.Spec.VIPs, state.VIPSpec{Name: b.Labels[0], Prefix: netip.PrefixFrom(a, a.BitLen())})
 		case "pool":

@@ -2,6 +2,7 @@ package graph_test
 
 import (
 	"errors"
+	"net/netip"
 	"slices"
 
 	g "github.com/lbgraph/lbgraph/graph"
@@ -112,6 +113,12 @@ func init() {
 	register(g.Def[stub]{Kind: "pcap-tx"})
 	register(g.Def[stub]{Kind: "drop"})
 	register(g.Def[stub]{Kind: "punt", Forbids: g.Backend | g.Sent, Outputs: drops("no_punt")})
+	// Kinds of streams are built otherwise; the checker asks for their plane alone.
+	register(g.Def[stub]{Kind: "proxy"})
+	g.Lookup("proxy").Plane = g.StreamPlane
+	g.Register(g.Def[stub]{Kind: "bgp", Summary: "stands in for bgp",
+		Peers:   func(stub) []netip.Addr { return []netip.Addr{netip.MustParseAddr("192.0.2.254")} },
+		Control: func(stub, *g.Env) (g.Control, error) { return nil, errors.New("a stub") }})
 	for _, kind := range []string{"metrics", "admin", "neigh"} {
 		g.Register(g.Def[stub]{Kind: kind, Summary: "stands in for " + kind, Single: kind == "metrics",
 			Control: func(stub, *g.Env) (g.Control, error) { return nil, errors.New("a stub") }})
