@@ -1,0 +1,246 @@
+package runtime
+
+import (
+	"fmt"
+	goruntime "runtime"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lbgraph/lbgraph/graph"
+	"github.com/lbgraph/lbgraph/io/packet"
+)
+
+// where remembers on which CPUs each core's loop may run.
+type where struct{ id int }
+
+var (
+	whereMu sync.Mutex
+	whereOf map[int]unix.CPUSet
+)
+
+func (n where) Process(_ *packet.Vector, in packet.Lanes, out []packet.Lanes) {
+	var set unix.CPUSet
+	if unix.SchedGetaffinity(0, &set) == nil {
+		whereMu.Lock()
+		whereOf[n.id] = set
+		whereMu.Unlock()
+	}
+	out[0] = in
+}
+
+// aside leads all lanes to an output that nobody draws, which is the kernel's.
+type aside struct{}
+
+func (aside) Process(_ *packet.Vector, in packet.Lanes, out []packet.Lanes) { out[1] = in }
+
+func init() {
+	graph.Register(graph.Def[struct{}]{
+		Kind: "test-where", Summary: "looks where it runs in tests", Outputs: []graph.Output{{Name: "next"}},
+		Packets: func(struct{}, *graph.Env) (graph.Maker, error) {
+			return func(c graph.Core) (graph.Node, error) { return where{c.ID()}, nil }, nil
+		},
+	})
+	graph.Register(graph.Def[struct{}]{
+		Kind: "test-aside", Summary: "leaves all to the kernel in tests", Outputs: []graph.Output{{Name: "next"}, {Name: "pass", Else: graph.Punt}},
+		Packets: func(struct{}, *graph.Env) (graph.Maker, error) {
+			return func(graph.Core) (graph.Node, error) { return aside{}, nil }, nil
+		},
+	})
+}
+
+// running starts an engine's loops on threads of their own.
+func running(t *testing.T, g *graph.Graph, queues int) *rig {
+	t.Helper()
+	r := newRig(t, g, queues, func(o *Options) { o.Manual, o.Clock = false, nil })
+	if err := r.Start(); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func (r *rig) sentWithin(n uint64, d time.Duration) bool {
+	for end := time.Now().Add(d); r.port().SentPackets() < n; time.Sleep(100 * time.Microsecond) {
+		if time.Now().After(end) {
+			return false
+		}
+	}
+	return true
+}
+
+// Loops run on the CPUs that pin lists, in order.
+func TestPin(t *testing.T) {
+	var mine unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &mine); err != nil {
+		t.Fatal(err)
+	}
+	var cpus []int
+	for c := 1023; c >= 0 && len(cpus) < 2; c-- {
+		if mine.IsSet(c) {
+			cpus = append(cpus, c)
+		}
+	}
+	g := draw(t, len(cpus), "rx -> where", "where -> tx")
+	g.Pin = cpus
+	whereOf = map[int]unix.CPUSet{}
+	r := running(t, g, len(cpus))
+	for q := range cpus {
+		r.port().Inject(q, frames("x0")...)
+	}
+	if !r.sentWithin(uint64(len(cpus)), 5*time.Second) {
+		t.Fatal("nothing is sent")
+	}
+	r.Stop()
+	for core, cpu := range cpus {
+		set := whereOf[core]
+		if set.Count() != 1 || !set.IsSet(cpu) {
+			t.Errorf("core %d runs on %v, want CPU %d alone", core, set, cpu)
+		}
+	}
+}
+
+// cpu answers the processor time of this process.
+func cpu() time.Duration {
+	var u unix.Rusage
+	if unix.Getrusage(unix.RUSAGE_SELF, &u) != nil {
+		return 0
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// A loop without work sleeps in poll and costs next to nothing; its heart goes on
+// beating. One with work does not sleep.
+func TestIdleLoopsSleepBusyOnesSpin(t *testing.T) {
+	r := running(t, draw(t, 2, "rx -> tx"), 2)
+	time.Sleep(50 * time.Millisecond)
+	before, asleep := cpu(), 0
+	const looks = 100
+	for range looks {
+		time.Sleep(5 * time.Millisecond)
+		if r.loops[0].sleeping.Load() && r.loops[1].sleeping.Load() {
+			asleep++
+		}
+	}
+	if asleep < looks*8/10 {
+		t.Errorf("idle loops were found asleep %d times of %d", asleep, looks)
+	}
+	if used := cpu() - before; used > 200*time.Millisecond {
+		t.Errorf("two idle loops cost %v in half a second", used)
+	}
+	if d := r.LastPass(); d > time.Second {
+		t.Errorf("the last beat was %v ago", d)
+	}
+	r.port().Discard()
+	r.port().Repeat(0, 1<<40, frames("x0")...)
+	if !r.sentWithin(1000, 5*time.Second) {
+		t.Fatal("nothing is sent")
+	}
+	for range looks {
+		time.Sleep(100 * time.Microsecond)
+		if r.loops[0].sleeping.Load() {
+			t.Fatal("a loop with work sleeps")
+		}
+	}
+}
+
+// What is there runs at once; gather then waits for more, but not for ever.
+func TestGather(t *testing.T) {
+	vectors := func(gather time.Duration) (n uint64) {
+		g := draw(t, 1, "rx -> tx")
+		g.Gather = gather
+		r := running(t, g, 1)
+		r.port().Inject(0, frames("x0")...)
+		if !r.sentWithin(1, 5*time.Second) {
+			t.Fatalf("gather %v: a packet waits although nothing came before it", gather)
+		}
+		const more = 40
+		for range more {
+			r.port().Inject(0, frames("x0")...)
+			time.Sleep(2 * time.Millisecond)
+		}
+		if !r.sentWithin(1+more, 5*time.Second) {
+			t.Fatalf("gather %v: packets wait for ever", gather)
+		}
+		defer r.Stop()
+		return r.conserved().Passes
+	}
+	if n := vectors(0); n < 20 {
+		t.Errorf("without gather 41 packets came in %d vectors", n)
+	}
+	if n := vectors(50 * time.Millisecond); n > 8 {
+		t.Errorf("with gather 41 packets came in %d vectors", n)
+	}
+	if g := graph.GraphDefaults().Gather; g != 0 {
+		t.Errorf("gather is %v by default", g)
+	}
+	// A loop that gathers still stops at once, and obeys.
+	g := draw(t, 1, "rx -> tx")
+	g.Gather = time.Hour
+	r := running(t, g, 1)
+	r.port().Inject(0, frames("x0")...)
+	if !r.sentWithin(1, 5*time.Second) {
+		t.Fatal("nothing is sent")
+	}
+	begun := time.Now()
+	r.conserved()
+	r.Stop()
+	if d := time.Since(begun); d > 5*time.Second {
+		t.Errorf("it took %v to stop", d)
+	}
+}
+
+// Calls and packets are counted for every node; cycles on every vector if so told,
+// else on one in 64.
+func TestNodesAreMeasured(t *testing.T) {
+	r := newRig(t, draw(t, 1, "rx -> count", "count -> tx"), 1, nil)
+	one := func() {
+		r.port().Inject(0, numbered("x0", 64)...)
+		r.settle()
+		r.port().Sent(0)
+	}
+	one()
+	s := r.conserved()
+	before := s.Node("count")
+	for range 128 {
+		one()
+	}
+	s = r.conserved()
+	n := s.Node("count")
+	want(t, "calls", n.Calls-before.Calls, 128)
+	want(t, "packets", n.Packets-before.Packets, 128*64)
+	want(t, "timed packets", n.Timed-before.Timed, 2*64)
+	r.TimeAll(true)
+	for range 10 {
+		one()
+	}
+	s = r.conserved()
+	all := s.Node("count")
+	want(t, "timed packets of ten vectors", all.Timed-n.Timed, 10*64)
+	if goruntime.GOARCH == "amd64" && (n.Cycles == before.Cycles || all.Cycles == n.Cycles) {
+		t.Errorf("cycles %d, %d, %d", before.Cycles, n.Cycles, all.Cycles)
+	}
+}
+
+// What an output leaves to the kernel goes there if there is a way, and else drops by
+// a name of its own.
+func TestNoPunt(t *testing.T) {
+	for name, c := range map[string]struct {
+		kernel func([]byte) bool
+		drops  string
+		passed uint64
+	}{
+		"no way":     {nil, "map[aside.no_punt:3]", 0},
+		"it takes":   {func([]byte) bool { return true }, "map[]", 3},
+		"it is full": {func([]byte) bool { return false }, "map[aside.no_punt:3]", 0},
+	} {
+		r := newRig(t, draw(t, 1, "rx -> aside", "aside -> tx"), 1, func(o *Options) { o.Kernel = c.kernel })
+		r.port().Inject(0, frames("a0", "b0", "c0")...)
+		r.settle()
+		s := r.conserved()
+		want(t, name+": drops", s.Drops(), c.drops)
+		want(t, name+": to the kernel", s.Kernel, c.passed)
+		want(t, name+": sent", fmt.Sprint(r.sent(0)), "[]")
+	}
+}
