@@ -51,7 +51,6 @@ type Loop struct {
 
 	passes        uint64
 	nextTick      int64
-	lastPass      int64
 	sources       []int
 	afterSenders  []int
 	tickers       []int
