@@ -28,6 +28,7 @@ type Analysis struct {
 	at   map[*Instance]*place
 	on   map[*Edge]bool // edges of Order, less those that close a cycle
 	into map[*Instance][]*Edge
+	ends []Facts // of packets that a dead end strands
 	says diagnostics
 }
 
@@ -35,7 +36,7 @@ type Analysis struct {
 type place struct {
 	ways   []*way       // one for each exact set, in the order they came
 	seen   map[key]bool // the keys of ways
-	faulty bool         // a faulty set came to this node, or to one before it
+	faulty bool         // a mistake at this node, or at one before it, keeps sets from coming
 	room   int          // headroom taken up to and with this node
 	by     *Edge        // on the way that room was summed on
 	v4, v6 int          // overhead behind the node
@@ -77,6 +78,7 @@ func Analyze(g *Graph) (*Analysis, hcl.Diagnostics) {
 			a.enter(n)
 		}
 		a.endings()
+		a.unreached()
 		a.overheads()
 		a.headroom()
 	}
@@ -213,6 +215,7 @@ func (a *Analysis) shape() bool {
 				if i >= 0 {
 					loop = append(slices.Clone(trail[i:]), e)
 				}
+				a.at[e.To].faulty = true // what it would bring does not come
 				a.says.err("This edge closes a cycle", &e.Range, "A %s could run in a circle for ever:\n\n%s\n\nEvery way has to lead forward. Lead %s to a node behind %q, or leave this edge out.",
 					g.noun(1), wrap(loop, nil), e.From.out(e.Output), e.To.Name)
 			default:
@@ -238,12 +241,31 @@ func (a *Analysis) shape() bool {
 	}
 	a.order(post)
 
-	// Of the nodes that no source leads to, tell those that nothing leads to;
-	// then, for what circles by itself, one of each circle.
-	var left []*Instance
+	return true
+}
+
+var wrongPlane = map[Plane]string{
+	PacketPlane:  "Move it to a graph block.",
+	StreamPlane:  "Move it to a stream block.",
+	ControlPlane: "Make it a block of its own beside the graph.",
+}
+
+// unreached tells of nodes that no source leads to: those that nothing leads to;
+// then, for what circles by itself, one of each circle. A node that a dead end may
+// have been meant to lead to is no mistake of its own.
+func (a *Analysis) unreached() {
+	g := a.Graph
+	var sources, left []*Instance
+	mark := map[*Instance]bool{} // reached, or told of
+	for _, n := range a.Order {
+		mark[n] = true
+	}
 	incoming := map[*Instance]bool{}
 	for _, n := range g.Nodes {
-		if mark[n] != done {
+		if n.Kind.Source {
+			sources = append(sources, n)
+		}
+		if !mark[n] {
 			left = append(left, n)
 			for _, e := range drawn(n) {
 				incoming[e.To] = true
@@ -252,28 +274,24 @@ func (a *Analysis) shape() bool {
 	}
 	var tell func(n *Instance)
 	tell = func(n *Instance) {
-		mark[n] = done
+		mark[n] = true
 		for _, e := range drawn(n) {
-			if mark[e.To] != done {
+			if !mark[e.To] {
 				tell(e.To)
 			}
 		}
 	}
 	for _, circles := range []bool{false, true} {
 		for _, n := range left {
-			if mark[n] != done && incoming[n] == circles {
-				a.says.err(fmt.Sprintf("No %s reaches this node", g.noun(1)), &n.Range, "No way leads from %s to %s. Draw an edge to it, or leave it out.", list(names(sources), "or"), n)
-				tell(n)
+			if mark[n] || incoming[n] != circles {
+				continue
 			}
+			if !slices.ContainsFunc(a.ends, func(f Facts) bool { return takes(n.Kind, n.Outputs, f) }) {
+				a.says.err(fmt.Sprintf("No %s reaches this node", g.noun(1)), &n.Range, "No way leads from %s to %s. Draw an edge to it, or leave it out.", list(names(sources), "or"), n)
+			}
+			tell(n)
 		}
 	}
-	return true
-}
-
-var wrongPlane = map[Plane]string{
-	PacketPlane:  "Move it to a graph block.",
-	StreamPlane:  "Move it to a stream block.",
-	ControlPlane: "Make it a block of its own beside the graph.",
 }
 
 // order sorts the nodes reached: Kahn's algorithm, the first of the file first
@@ -332,6 +350,19 @@ func (a *Analysis) enter(n *Instance) {
 			p.faulty = true
 		}
 	}
+	// Nor for what a dead end keeps from it.
+	for i, o := range n.Outputs {
+		p.faulty = p.faulty || p.deadEnd(n, i, o) != nil
+	}
+}
+
+// deadEnd answers a way whose packets leave by output i of n, for which there is
+// no edge and has to be one; nil if none do.
+func (p *place) deadEnd(n *Instance, i int, o Output) *way {
+	if o.Else != Must || n.Edges[i] != nil {
+		return nil
+	}
+	return find(p.ways, func(w *way) bool { return w.facts.Has(o.Only) })
 }
 
 func (p *place) add(w *way) {
@@ -374,10 +405,8 @@ func (a *Analysis) endings() {
 	for _, n := range a.Order {
 		ways := a.at[n].ways
 		for i, o := range n.Outputs {
-			if o.Else != Must || n.Edges[i] != nil {
-				continue
-			}
-			if w := find(ways, func(w *way) bool { return w.facts.Has(o.Only) }); w != nil {
+			if w := a.at[n].deadEnd(n, i, o); w != nil {
+				a.ends = append(a.ends, n.leave(o, w.facts)&^marks)
 				a.says.err("Dead end", &n.Range, "%s sends %s to its output %q, from which the file draws no edge:\n\n%s\n\n%s",
 					n, a.Graph.noun(2), o.Name, wrap(w.edges(), &end{n, i}), a.drawTo(n, i, w))
 			}
