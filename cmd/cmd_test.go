@@ -3,7 +3,9 @@ package cmd_test
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -17,34 +19,94 @@ func run(args ...string) (code int, out, problem string) {
 	return code, o.String(), e.String()
 }
 
-// Every command explains itself: a sentence, a usage line, an example.
+// Every command, and every command of a command, explains itself: a sentence, a
+// usage line, an example.
 func TestHelp(t *testing.T) {
-	_, out, _ := run("--help")
-	_, out, _ = strings.Cut(out, "Commands:\n")
-	names := regexp.MustCompile(`(?m)^  ([a-z]+) +[A-Z]`).FindAllStringSubmatch(out, -1)
-	if len(names) < 8 {
-		t.Fatalf("%d commands in\n%s", len(names), out)
-	}
-	for _, m := range names {
-		code, out, problem := run(m[1], "--help")
-		if code != 0 || problem != "" {
-			t.Errorf("%s --help: exit code %d, %s", m[1], code, problem)
+	names := regexp.MustCompile(`(?m)^  ([a-z]+) +[A-Z]`)
+	commands := func(help string) (all []string) {
+		_, list, _ := strings.Cut(help, "Commands:\n")
+		for _, m := range names.FindAllStringSubmatch(list, -1) {
+			all = append(all, m[1])
 		}
-		for _, want := range []string{"\nUsage:\n  lbgraph " + m[1], "\nExamples:\n  "} {
+		return all
+	}
+	seen := 0
+	var visit func(path ...string)
+	visit = func(path ...string) {
+		seen++
+		name := strings.Join(path, " ")
+		code, out, problem := run(append(path, "--help")...)
+		if code != 0 || problem != "" {
+			t.Errorf("%s --help: exit code %d, %s", name, code, problem)
+		}
+		for _, want := range []string{"\nUsage:\n  lbgraph " + name, "\nExamples:\n  "} {
 			if !strings.Contains(out, want) {
-				t.Errorf("%s --help lacks %q:\n%s", m[1], strings.TrimSpace(want), out)
+				t.Errorf("%s --help lacks %q:\n%s", name, strings.TrimSpace(want), out)
 			}
 		}
 		for line := range strings.Lines(out) {
 			if len([]rune(line)) > 101 {
-				t.Errorf("%s --help has a line of %d letters: %s", m[1], len([]rune(line)), line)
+				t.Errorf("%s --help has a line of %d letters: %s", name, len([]rune(line)), line)
 			}
 		}
-		if code, again, _ := run("help", m[1]); code != 0 || !strings.Contains(again, "Usage:\n  lbgraph "+m[1]) {
-			t.Errorf("help %s: exit code %d\n%s", m[1], code, again)
+		if code, short, _ := run(append(path, "-h")...); code != 0 || short != out {
+			t.Errorf("%s -h: exit code %d\n%s", name, code, short)
 		}
-		if page := cmd.Reference(); !strings.Contains(page, "\n## lbgraph "+m[1]+"\n") {
-			t.Errorf("%s is not in the reference", m[1])
+		if code, again, _ := run(append([]string{"help"}, path...)...); code != 0 || !strings.Contains(again, "Usage:\n  lbgraph "+name) {
+			t.Errorf("help %s: exit code %d\n%s", name, code, again)
+		}
+		if page := cmd.Reference(); !strings.Contains(page, "\n## lbgraph "+name+"\n") {
+			t.Errorf("%s is not in the reference", name)
+		}
+		for _, sub := range commands(out) {
+			visit(append(path[:len(path):len(path)], sub)...)
+		}
+	}
+	_, out, _ := run("--help")
+	for _, name := range commands(out) {
+		visit(name)
+	}
+	if seen < 12 {
+		t.Errorf("%d commands in\n%s", seen, out)
+	}
+}
+
+// What a program may read is one JSON document with -o json, and nothing beside it.
+func TestJSON(t *testing.T) {
+	const good = "../lb.hcl"
+	bad := filepath.Join(t.TempDir(), "bad.hcl")
+	if err := os.WriteFile(bad, []byte("graph \"g\" {\n  path { main = [xdp-rx, parse] }\n}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		args string
+		code int
+		key  string // that the document, or its first element, has
+	}{
+		{"check " + good, 0, "messages"},
+		{"check " + bad, 1, "messages"},
+		{"dot " + good, 0, "nodes"},
+		{"explain parse", 0, "outputs"},
+		{"explain " + good + " mtu", 0, "node"},
+		{"nodes", 0, "kind"},
+		{"version", 0, "version"},
+	} {
+		for _, flag := range []string{"-o json", "--output=json", "-output json"} {
+			code, out, problem := run(strings.Fields(c.args + " " + flag)...)
+			var v any
+			if err := json.Unmarshal([]byte(out), &v); err != nil || code != c.code || problem != "" {
+				t.Errorf("%s %s: exit code %d, %v, %s\n%s", c.args, flag, code, err, problem, out)
+				continue
+			}
+			if list, ok := v.([]any); ok && len(list) > 0 {
+				v = list[0]
+			}
+			if m, _ := v.(map[string]any); m[c.key] == nil {
+				t.Errorf("%s %s has no %q:\n%s", c.args, flag, c.key, out)
+			}
+		}
+		if code, _, problem := run(append(strings.Fields(c.args), "-o", "yaml")...); code != 2 || !strings.Contains(problem, `-o is "yaml"`) {
+			t.Errorf("%s -o yaml: exit code %d, %s", c.args, code, problem)
 		}
 	}
 }
