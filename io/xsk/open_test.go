@@ -17,6 +17,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 	"golang.org/x/sys/unix"
 
 	"github.com/lbgraph/lbgraph/control/state"
@@ -703,9 +705,16 @@ func TestFewerQueuesThanThePeer(t *testing.T) {
 	if _, err := l.open(Options{Mode: bpf.Native, Ring: 64, Memory: m, Program: program(t)}); !errors.Is(err, ErrQueues) {
 		t.Errorf("%v", err)
 	}
-	p := l.mustOpen(Options{Ring: 64, Memory: m, Program: program(t)})
+	core, logs := observer.New(zap.InfoLevel)
+	p := l.mustOpen(Options{Ring: 64, Memory: m, Program: program(t), Log: zap.New(core)})
 	if p.Info().Mode != "generic, copy" {
 		t.Errorf("mode %s", p.Info().Mode)
+	}
+	if w := logs.FilterLevelExact(zap.WarnLevel).All(); len(w) != 1 || !strings.Contains(fmt.Sprint(w[0].ContextMap()["error"]), ErrQueues.Error()) {
+		t.Errorf("it warns %v", w)
+	}
+	if i := logs.FilterMessage("interface opened").All(); len(i) != 1 || i[0].ContextMap()["mode"] != "generic, copy" {
+		t.Errorf("it logs %v", i)
 	}
 }
 
