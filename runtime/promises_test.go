@@ -2,7 +2,6 @@ package runtime
 
 import (
 	"fmt"
-	goruntime "runtime"
 	"sync"
 	"testing"
 	"time"
@@ -101,50 +100,6 @@ func TestPin(t *testing.T) {
 	}
 }
 
-// cpu answers the processor time of this process.
-func cpu() time.Duration {
-	var u unix.Rusage
-	if unix.Getrusage(unix.RUSAGE_SELF, &u) != nil {
-		return 0
-	}
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
-}
-
-// A loop without work sleeps in poll and costs next to nothing; its heart goes on
-// beating. One with work does not sleep.
-func TestIdleLoopsSleepBusyOnesSpin(t *testing.T) {
-	r := running(t, draw(t, 2, "rx -> tx"), 2)
-	time.Sleep(50 * time.Millisecond)
-	before, asleep := cpu(), 0
-	const looks = 100
-	for range looks {
-		time.Sleep(5 * time.Millisecond)
-		if r.loops[0].sleeping.Load() && r.loops[1].sleeping.Load() {
-			asleep++
-		}
-	}
-	if asleep < looks*8/10 {
-		t.Errorf("idle loops were found asleep %d times of %d", asleep, looks)
-	}
-	if used := cpu() - before; used > 200*time.Millisecond {
-		t.Errorf("two idle loops cost %v in half a second", used)
-	}
-	if d := r.LastPass(); d > time.Second {
-		t.Errorf("the last beat was %v ago", d)
-	}
-	r.port().Discard()
-	r.port().Repeat(0, 1<<40, frames("x0")...)
-	if !r.sentWithin(1000, 5*time.Second) {
-		t.Fatal("nothing is sent")
-	}
-	for range looks {
-		time.Sleep(100 * time.Microsecond)
-		if r.loops[0].sleeping.Load() {
-			t.Fatal("a loop with work sleeps")
-		}
-	}
-}
-
 // What is there runs at once; gather then waits for more, but not for ever.
 func TestGather(t *testing.T) {
 	vectors := func(gather time.Duration) (n uint64) {
@@ -188,38 +143,6 @@ func TestGather(t *testing.T) {
 	r.Stop()
 	if d := time.Since(begun); d > 5*time.Second {
 		t.Errorf("it took %v to stop", d)
-	}
-}
-
-// Calls and packets are counted for every node; cycles on every vector if so told,
-// else on one in 64.
-func TestNodesAreMeasured(t *testing.T) {
-	r := newRig(t, draw(t, 1, "rx -> count", "count -> tx"), 1, nil)
-	one := func() {
-		r.port().Inject(0, numbered("x0", 64)...)
-		r.settle()
-		r.port().Sent(0)
-	}
-	one()
-	s := r.conserved()
-	before := s.Node("count")
-	for range 128 {
-		one()
-	}
-	s = r.conserved()
-	n := s.Node("count")
-	want(t, "calls", n.Calls-before.Calls, 128)
-	want(t, "packets", n.Packets-before.Packets, 128*64)
-	want(t, "timed packets", n.Timed-before.Timed, 2*64)
-	r.TimeAll(true)
-	for range 10 {
-		one()
-	}
-	s = r.conserved()
-	all := s.Node("count")
-	want(t, "timed packets of ten vectors", all.Timed-n.Timed, 10*64)
-	if goruntime.GOARCH == "amd64" && (n.Cycles == before.Cycles || all.Cycles == n.Cycles) {
-		t.Errorf("cycles %d, %d, %d", before.Cycles, n.Cycles, all.Cycles)
 	}
 }
 
