@@ -46,7 +46,8 @@ var floorPlan = []rule{
 	{"daemon", "io/... graph/... runtime/... control/...", "*"},
 	{"cases", "", ""}, // tests alone
 	{"replay", "io/... graph/... runtime/... control/...", "*"},
-	{"cmd", "io/... graph/... runtime/... control/... nodes/... daemon replay internal/...", "*"},
+	{"bench", "io/... graph/... runtime/... control/... nodes/... replay", "*"},
+	{"cmd", "io/... graph/... runtime/... control/... nodes/... daemon replay bench internal/...", "*"},
 	{"cmd/lbgraph", "cmd nodes/all control/all", ""},
 	// beside it: tools of the repository, which nothing but cmd imports
 	{"internal/...", "io/... graph/... runtime/... control/... nodes/... cmd", "*"},
