@@ -46,7 +46,12 @@ func engine(t testing.TB, f *graph.File) (*runtime.Engine, *mem.Port) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(e.Stop)
+	t.Cleanup(func() {
+		if s := e.Stats(); s.CheckConservation() != nil {
+			t.Error(s.CheckConservation())
+		}
+		e.Stop()
+	})
 	return e, d.port
 }
 
@@ -132,4 +137,5 @@ func TestIdle(t *testing.T) {
 	if err := dm.Ready(); err != nil {
 		t.Errorf("an idle daemon is not ready: %v", err)
 	}
+	atRest(t, dm)
 }

@@ -37,6 +37,7 @@ func TestFramesStandInAMemfd(t *testing.T) {
 	if m, o := count(); m != m0+1 || o != o0+1 {
 		t.Errorf("%d mappings and %d descriptors of frames, want one more than %d and %d", m, o, m0, o0)
 	}
+	atRest(t, d)
 	if err := d.Stop(t.Context()); err != nil {
 		t.Error(err)
 	}

@@ -101,11 +101,30 @@ func (w *world) start(f *graph.File) *Daemon {
 		w.t.Fatal(err)
 	}
 	w.t.Cleanup(func() {
+		atRest(w.t, d)
 		if err := d.Stop(context.Background()); err != nil {
 			w.t.Error(err)
 		}
 	})
 	return d
+}
+
+// atRest waits until no packet is on its way, and fails the test if a frame or a
+// packet is missing then.
+func atRest(t testing.TB, d *Daemon) {
+	t.Helper()
+	for i := range d.Stats() {
+		var err error
+		for end := time.Now().Add(2 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+			s := d.Stats()[i]
+			if err = s.CheckConservation(); err == nil || time.Now().After(end) {
+				break
+			}
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	}
 }
 
 // sniff answers the frames that reach a namespace's interface, until the test ends.

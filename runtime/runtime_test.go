@@ -62,6 +62,7 @@ func TestNoFrame(t *testing.T) {
 	r := newRig(t, draw(t, 1, "rx -> twin", "twin -> tx"), 1, nil)
 	l := r.loops[0]
 	r.settle()
+	r.spoilt = true
 	for l.reserve = 0; len(l.free) > 0; l.free = l.free[:len(l.free)-1] { // as if all were in use
 	}
 	r.port().Inject(0, frames("c1", "x1")...)
