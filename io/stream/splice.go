@@ -71,7 +71,7 @@ func Splice(dst, src *Conn, n, idle, by int64, progress func(int64)) (moved int6
 			m, err := dst.spliceOut(pr, left)
 			if err != nil {
 				clean = false // bytes are left in it
-				return moved, err
+				return moved, &WriteError{err}
 			}
 			left -= m
 			moved += int64(m)
@@ -85,6 +85,15 @@ func Splice(dst, src *Conn, n, idle, by int64, progress func(int64)) (moved int6
 	}
 	return moved, nil
 }
+
+// A WriteError is an error of Splice on the side to which it writes.
+type WriteError struct{ Err error }
+
+// Error is part of error.
+func (e *WriteError) Error() string { return e.Err.Error() }
+
+// Unwrap answers the cause.
+func (e *WriteError) Unwrap() error { return e.Err }
 
 const spliceFlags = unix.SPLICE_F_MOVE | unix.SPLICE_F_NONBLOCK
 

@@ -27,4 +27,7 @@ import (
 	_ "github.com/lbgraph/lbgraph/nodes/packet/vip-classify"
 	_ "github.com/lbgraph/lbgraph/nodes/packet/xdp-rx"
 	_ "github.com/lbgraph/lbgraph/nodes/packet/xdp-tx"
+	_ "github.com/lbgraph/lbgraph/nodes/stream/balance"
+	_ "github.com/lbgraph/lbgraph/nodes/stream/listen"
+	_ "github.com/lbgraph/lbgraph/nodes/stream/proxy"
 )

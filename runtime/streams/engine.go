@@ -325,12 +325,15 @@ var errNoWay = errors.New("the node is gone from the file")
 // Backends answers what is known of backends.
 func (e *Engine) Backends() []*stream.Backend { return e.backends.all() }
 
-// Listening answers the addresses that are listened on, as they were bound.
-func (e *Engine) Listening() (all []netip.AddrPort) {
+// Bound answers the address that a node listens on, as it was bound; false if it
+// does not listen.
+func (e *Engine) Bound(stream, node string) (netip.AddrPort, bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, l := range e.listeners {
-		all = append(all, l.bound())
+		if t := l.target.Load(); t != nil && t.block.name == stream && t.node == node {
+			return l.bound(), true
+		}
 	}
-	return all
+	return netip.AddrPort{}, false
 }

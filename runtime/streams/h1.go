@@ -29,9 +29,9 @@ var exchanges = sync.Pool{New: func() any { return new(exchange) }}
 // for another request: clients send one just when it is closed, otherwise.
 const lameDuck = time.Second
 
-// http reads requests of a connection and leads them from output x on, until the
+// http reads requests of a connection and leads them on from a place, until the
 // connection ends.
-func (c *conn) http(at place, x *out) {
+func (c *conn) http(at place) {
 	if c.client.H2 {
 		c.http2(at)
 		return
@@ -135,8 +135,9 @@ func (x *exchange) serve(at place) (keep bool) {
 		// No node answered, and none refused: a mistake of a node.
 		answer(&x.s, 500)
 	}
-	x.s.Out = x.written
-	x.s.In = x.body.count()
+	if !x.s.Upgraded {
+		x.s.In, x.s.Out = x.body.count(), x.written
+	}
 	x.s.End()
 	c.block.active.Add(-1)
 	return x.finish()

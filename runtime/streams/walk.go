@@ -6,7 +6,6 @@ import (
 	"net/http"
 	"runtime/debug"
 	"strconv"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -23,7 +22,9 @@ type place struct{ node, output string }
 // serve serves a connection from its first byte to its end.
 func (c *conn) serve() {
 	e := c.engine
+	s := new(stream.Session) // of the connection
 	defer func() {
+		s.End()
 		_ = c.client.Close()
 		c.forget()
 		c.block.connections.Add(-1)
@@ -31,34 +32,18 @@ func (c *conn) serve() {
 	}()
 	c.client.Peer, c.client.Local = c.client.Conn.Peer(), c.client.Here()
 	c.client.Remote = c.client.Peer
-	at, x := c.connection()
-	if x != nil {
-		c.http(at, x)
-	}
-}
-
-var sessions = sync.Pool{New: func() any { return new(stream.Session) }}
-
-// connection leads the connection itself through the graph, up to where requests are
-// read: then it answers that output.
-func (c *conn) connection() (at place, x *out) {
-	p := c.block.prog.Load()
-	n := p.byName[c.client.Listener]
-	if n == nil {
-		return at, nil
-	}
-	s := sessions.Get().(*stream.Session)
 	s.Reset(&c.client)
 	s.Begun = stream.Now()
-	c.block.active.Add(1)
-	at, x = c.engine.walk(c.engine.ctx, n, s)
-	c.block.active.Add(-1)
-	if x == nil {
-		s.End()
+	n := c.block.prog.Load().byName[c.client.Listener]
+	if n == nil {
+		return
 	}
-	s.Reset(nil)
-	sessions.Put(s)
-	return at, x
+	c.block.active.Add(1)
+	at, x := e.walk(e.ctx, n, s)
+	c.block.active.Add(-1)
+	if x != nil {
+		c.http(at)
+	}
 }
 
 // walk leads s from n on to where it ends, or to an output behind which requests
