@@ -34,7 +34,7 @@ var binary = sync.OnceValues(func() (string, error) {
 func build(t *testing.T) string {
 	t.Helper()
 	if testing.Short() {
-		t.Skip("runs the daemon in network namespaces: not with -short")
+		t.Skip("short: runs the daemon in network namespaces")
 	}
 	path, err := binary()
 	if err != nil {

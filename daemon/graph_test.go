@@ -111,7 +111,7 @@ func TestNoAllocationOverAMillionPackets(t *testing.T) {
 // TestIdle: an engine without work costs next to nothing, and says that it lives.
 func TestIdle(t *testing.T) {
 	if testing.Short() {
-		t.Skip("measures for a second: not with -short")
+		t.Skip("short: measures for a second")
 	}
 	f := load(t)
 	d := &memDriver{}

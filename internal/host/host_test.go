@@ -47,7 +47,7 @@ func TestPrivileges(t *testing.T) {
 // found, and is not found any more once the remedy was followed.
 func TestNetInterface(t *testing.T) {
 	if testing.Short() {
-		t.Skip("makes a network namespace: not with -short")
+		t.Skip("short: makes a network namespace")
 	}
 	ns, peer := netnstest.New(t), netnstest.New(t)
 	netnstest.Veth(netnstest.End{NS: ns, Name: "eth0", Addrs: []string{"192.0.2.1/24"}, Offload: true}, netnstest.End{NS: peer, Name: "peer"})

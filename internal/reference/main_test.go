@@ -1,6 +1,8 @@
 package main
 
 import (
+	"bytes"
+	"os"
 	"strings"
 	"testing"
 
@@ -57,6 +59,23 @@ func TestFillRefuses(t *testing.T) {
 	} {
 		if got, err := fill(text, kind); err == nil {
 			t.Errorf("filled:\n%s", got)
+		}
+	}
+}
+
+// TestPagesAreCurrent: what the pages say is what the commands and kinds say of
+// themselves.
+func TestPagesAreCurrent(t *testing.T) {
+	all, err := pages("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(all) < 20 {
+		t.Errorf("only %d pages", len(all))
+	}
+	for path, want := range all {
+		if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, want) {
+			t.Errorf("%s is not what `make gen` writes (%v)", path, err)
 		}
 	}
 }
