@@ -128,6 +128,42 @@ func TestTooLong(t *testing.T) {
 	}
 }
 
+// What cannot be sent drops by its name.
+func TestReasons(t *testing.T) {
+	syn := nodetest.Cases(t)["syn"]
+	group := bytes.Clone(syn)
+	group[6] |= 1
+	for _, c := range []struct {
+		name, hop string
+		b         uint32
+		frame     []byte
+		more      int // frames behind the first
+		want      string
+	}{
+		{"to a backend that is none", "sender", 3, syn, 0, "no_route"},
+		{"no backend", "sender", 0, syn, 0, "no_route"},
+		{"from a group address", "sender", 1, group, 0, "no_neighbour"},
+		{"a neighbour that the kernel does not know", "kernel", 2, syn, 0, "no_neighbour"},
+		{"a packet that ends before the last of its frames", "sender", 1, syn, 2, "bad_length"},
+	} {
+		w := rig(t, func(cfg *encap.Config) { cfg.NextHop = c.hop })
+		in := w.Load(c.frame)
+		w.Parse(in)
+		w.V.Backend[0] = c.b
+		for next := &w.V.Chain[0]; c.more > 0; c.more-- {
+			f, _ := w.Alloc()
+			base, _ := w.Chunk(f)
+			w.V.Links[f] = packet.Link{Next: packet.NoFrame, Start: base + nodetest.Front, Len: 100}
+			*next, next = f, &w.V.Links[f].Next
+			w.V.Total[0] += 100
+			w.V.IPLen[0] += 30 // in all they end in the first of the two
+		}
+		if out := w.Only(w.Process(in), 0); out != c.want {
+			t.Errorf("%s: leaves by %q, want %q", c.name, out, c.want)
+		}
+	}
+}
+
 func TestAllocations(t *testing.T) {
 	w := rig(t, nil)
 	in := w.Load(nodetest.Cases(t)["data"], nodetest.Cases(t)["vlan100-syn"])
