@@ -18,6 +18,21 @@ func Reference() string {
 	return b.String()
 }
 
+// Overview answers, for README.md, a line for each command: its first example, and
+// what the list of commands says of it.
+func Overview() string {
+	var b strings.Builder
+	a := &app{in: strings.NewReader(""), out: io.Discard, err: io.Discard}
+	for _, c := range a.root().Commands() {
+		if !c.IsAvailableCommand() {
+			continue
+		}
+		example, _, _ := strings.Cut(strings.TrimSpace(c.Example), "\n")
+		fmt.Fprintf(&b, "    %-58s %s\n", strings.TrimSpace(example), c.Short)
+	}
+	return b.String()
+}
+
 func reference(b *strings.Builder, commands []*cobra.Command) {
 	for _, c := range commands {
 		if !c.IsAvailableCommand() {

@@ -1,8 +1,8 @@
 // Reference writes the generated parts of the reference pages: in the README.md
 // of each kind, the lists between the lines <!-- generated --> and
 // <!-- /generated --> under the headings Arguments, Outputs and Counters; the
-// arguments of blocks in docs/file.md; docs/nodes.md, the list of all kinds; and
-// docs/commands.md. It runs in the root of the repository.
+// arguments of blocks in docs/file.md; docs/nodes.md, the list of all kinds;
+// docs/commands.md; and the commands in README.md. It runs in the root of the repository.
 package main
 
 import (
@@ -75,27 +75,44 @@ func pages(root string) (map[string][]byte, error) {
 	}
 	all[filepath.Join(root, "docs", "nodes.md")] = []byte(list.String())
 	all[filepath.Join(root, "docs", "commands.md")] = []byte(cmd.Reference())
-	path := filepath.Join(root, "docs", "file.md")
-	old, err := os.ReadFile(path)
+	readme := filepath.Join(root, "README.md")
+	old, err := os.ReadFile(readme)
 	if err != nil {
 		return nil, err
 	}
-	text := string(old)
+	text, err := between(string(old), "commands", "\n"+cmd.Overview()+"\n")
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", readme, err)
+	}
+	all[readme] = []byte(text)
+	path := filepath.Join(root, "docs", "file.md")
+	if old, err = os.ReadFile(path); err != nil {
+		return nil, err
+	}
+	text = string(old)
 	pool, vip, edge := lang.PoolDefaults(), lang.VIPDefaults(), graph.GraphDefaults()
 	for _, block := range []struct {
 		name   string
 		config any
 	}{{"pool", &pool}, {"vip", &vip}, {"graph", &edge}} {
-		head := "<!-- generated " + block.name + " -->\n"
-		before, rest, found := strings.Cut(text, head)
-		_, after, closed := strings.Cut(rest, end)
-		if !found || !closed {
-			return nil, fmt.Errorf("%s: there are no lines %s and %s", path, strings.TrimSpace(head), strings.TrimSpace(end))
+		if text, err = between(text, block.name, arguments(graph.Description{Arguments: graph.Arguments(conf.Document(block.config))})); err != nil {
+			return nil, fmt.Errorf("%s: %w", path, err)
 		}
-		text = before + head + arguments(graph.Description{Arguments: graph.Arguments(conf.Document(block.config))}) + end + after
 	}
 	all[path] = []byte(text)
 	return all, nil
+}
+
+// between puts text between the lines of a page that say that something is
+// generated.
+func between(page, what, text string) (string, error) {
+	head := "<!-- generated " + what + " -->\n"
+	before, rest, found := strings.Cut(page, head)
+	_, after, closed := strings.Cut(rest, end)
+	if !found || !closed {
+		return "", fmt.Errorf("there are no lines %s and %s", strings.TrimSpace(head), strings.TrimSpace(end))
+	}
+	return before + head + text + end + after, nil
 }
 
 const begin, end = "<!-- generated -->\n", "<!-- /generated -->\n"
