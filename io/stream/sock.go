@@ -33,6 +33,7 @@ type sock struct {
 
 	writeIdle  int64 // time without progress after which a write fails; 0 is none
 	writeArmed int64
+	queued     int         // bytes in the kernel's queue when a write's deadline fired last
 	vector     net.Buffers // of writev
 	parts      [3][]byte
 
@@ -139,17 +140,23 @@ func (s *sock) Write(p []byte) (n int, err error) {
 }
 
 // again tells whether a write whose deadline fired may go on: since begun it made
-// progress of k bytes. 0 is its first attempt, whose deadline may be an old one.
+// progress, of k bytes, or the peer has taken some of what is queued: the kernel asks
+// for more only when a third of its buffer is free, which a slow reader may take long
+// to read. 0 is a write's first attempt, whose deadline may be an old one.
 func (s *sock) again(begun int64, k int) (int64, error) {
-	now := Now()
-	if k == 0 && begun != 0 && now-begun >= s.writeIdle {
+	now, queued := Now(), s.Queued()
+	if k == 0 && begun != 0 && now-begun >= s.writeIdle && queued >= s.queued {
 		return begun, ErrTimeout
 	}
-	if k > 0 || begun == 0 {
-		begun = now
-	}
+	s.queued = queued
 	s.armWrite(true)
-	return begun, nil
+	return now, nil
+}
+
+// Queued answers how many bytes were written and not yet taken by the peer.
+func (s *sock) Queued() (n int) {
+	s.Control(func(fd uintptr) { n, _ = unix.IoctlGetInt(int(fd), unix.SIOCOUTQ) })
+	return n
 }
 
 // writeParts writes s.parts by one system call, if there is room.

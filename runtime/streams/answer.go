@@ -6,8 +6,6 @@ import (
 	"strconv"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/lbgraph/lbgraph/io/http1"
 	"github.com/lbgraph/lbgraph/io/stream"
 )
@@ -261,12 +259,7 @@ func (a *answering) Abort() {
 		return
 	}
 	// An end would look like that of the body: reset, once what came has gone out.
-	for range 50 {
-		n := 0
-		c.Control(func(fd uintptr) { n, _ = unix.IoctlGetInt(int(fd), unix.SIOCOUTQ) })
-		if n == 0 {
-			break
-		}
+	for i := 0; i < 50 && c.Queued() > 0; i++ {
 		time.Sleep(10 * time.Millisecond)
 	}
 	c.Reset()

@@ -260,7 +260,7 @@ func (p *peer) head() string {
 		line, err := p.r.ReadString('\n')
 		b.WriteString(line)
 		if err != nil {
-			fmt.Fprintf(&b, "<%v>", short(err))
+			fmt.Fprintf(&b, "«%v»", short(err))
 			return b.String()
 		}
 		if line == "\r\n" {
@@ -274,7 +274,7 @@ func (p *peer) read(n int) string {
 	b := make([]byte, n)
 	k, err := io.ReadFull(p.r, b)
 	if err != nil {
-		return string(b[:k]) + "<" + short(err) + ">"
+		return string(b[:k]) + "«" + short(err) + "»"
 	}
 	return string(b)
 }
@@ -283,7 +283,7 @@ func (p *peer) read(n int) string {
 func (p *peer) rest() string {
 	b, err := io.ReadAll(p.r)
 	if err != nil {
-		return string(b) + "<" + short(err) + ">"
+		return string(b) + "«" + short(err) + "»"
 	}
 	return string(b)
 }
