@@ -273,6 +273,9 @@ func (c *Change) Commit() error {
 	var all sync.WaitGroup
 	all.Add(len(e.loops))
 	e.eachLocked(func(l *Loop) {
+		if e.started {
+			l.emptyRings()
+		}
 		gone[l.id] = l.install(prog, c.nodes[l.id])
 		all.Done()
 		if e.started {

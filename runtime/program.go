@@ -24,8 +24,8 @@ type program struct {
 	prev atomic.Pointer[program]
 }
 
-// keptPrograms bounds how far back a frame in a ring may come from. A ring is
-// emptied every pass, so two would do.
+// keptPrograms bounds how far back a frame in a ring may come from. Rings are
+// emptied before each change, so two would do.
 const keptPrograms = 8
 
 // step is one node of a program.
