@@ -130,7 +130,7 @@ func TestTraffic(t *testing.T) {
 			}
 			flows[fmt.Sprint(p.NetworkLayer().NetworkFlow(), p.TransportLayer())] = true
 			sum := uint32(0)
-			l4 := b[14:n]
+			var l4 []byte
 			if ip, ok := p.NetworkLayer().(*layers.IPv4); ok {
 				if packet.Checksum(b[14:34]) != 0 {
 					t.Fatalf("a wrong header checksum in %x", b[:n])
