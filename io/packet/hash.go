@@ -30,8 +30,8 @@ func Mix(a, b uint64) uint64 {
 //	FlowHash = Mix(s ^ K4, d ^ K5)
 //
 // Every input goes through two multiplications, so that flows that differ in a port
-// alone are even in any few bits of it. Ports are 0 for protocols without ports. Test vectors stand in hash_test.go and
-// in docs/selection.md.
+// alone are even in any few bits of it. Ports are 0 for protocols without ports.
+// docs/selection.md has test vectors.
 func FlowHash(src, dst Addr, sport, dport uint16, proto uint8) uint64 {
 	p := uint64(sport)<<32 | uint64(dport)<<16 | uint64(proto)
 	s := Mix(src.Hi^p^hashK0, src.Lo^hashK1)
