@@ -84,7 +84,7 @@ type Client struct {
 	Secure     bool
 	// H2: HTTP/2 was agreed on.
 	H2 bool
-	// HTTP is the settings of HTTP on the connection; not nil once it is spoken.
+	// HTTP is the settings of HTTP on the connection, should it be spoken.
 	HTTP *HTTP
 }
 

@@ -277,6 +277,9 @@ func (a *answering) Watch(f func()) (stop func()) { return a.client().WatchGone(
 // Upgrade is part of stream.Responder.
 func (a *answering) Upgrade() *stream.Conn {
 	a.ended = true
+	// What is read from now on takes the head's buffer, and the log reads the head
+	// at the end.
+	a.x.req.Buf = append([]byte(nil), a.x.req.Buf...)
 	return a.client()
 }
 

@@ -87,11 +87,7 @@ func init() {
 		},
 		Listens: func(c Config) []graph.Listen { return []graph.Listen{{Address: c.Address, Sockets: c.Sockets}} },
 		Streams: func(c Config, e *graph.Env) (stream.Stage, error) {
-			l := &listener{c: c, load: new(load), clients: &clients{of: map[netip.Addr]int{}}}
-			if c.Protocol == "http" {
-				l.http = c.HTTP.Settings()
-			}
-			return l, nil
+			return &listener{c: c, http: c.HTTP.Settings(), load: new(load), clients: &clients{of: map[netip.Addr]int{}}}, nil
 		},
 	})
 }
