@@ -1,7 +1,6 @@
 package bpf
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -10,7 +9,6 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/cilium/ebpf/rlimit"
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -74,9 +72,8 @@ type DecapOptions struct {
 // there is taken over by the next.
 type Decap struct {
 	objs *ebpf.Collection
-	link link.Link
-	tc   *netlink.BpfFilter // before Linux 6.6
-	net  *netlink.Handle
+	link link.Link // at XDP
+	tc   *tcHook
 	// Mode says where it runs: "native", "generic", "tc".
 	Mode string
 	// Refused is why native mode did not do where Auto fell back to generic.
@@ -98,7 +95,8 @@ func (d *Decap) attach(o DecapOptions) error {
 		return fmt.Errorf("loading the decapsulation program: %w", explain(err))
 	}
 	if o.TC {
-		if err := d.attachTC(o); err != nil {
+		var err error
+		if d.tc, err = attachTC(d.objs.Programs["lbgraph_dectc"], "lbgraph_dectc", o.Interface, false, o.clsact); err != nil {
 			return fmt.Errorf("attaching to TC: %w", explain(err))
 		}
 		d.Mode = "tc"
@@ -144,57 +142,10 @@ func (d *Decap) load(o DecapOptions) error {
 		return err
 	}
 	for _, a := range o.Addresses {
-		b := a.As16()
-		var key [4]uint32
-		for i := range key {
-			key[i] = binary.NativeEndian.Uint32(b[4*i:])
-		}
-		if err := d.objs.Maps["addresses"].Put(key, uint32(1)); err != nil {
+		if err := d.objs.Maps["addresses"].Put(words(a), uint32(1)); err != nil {
 			return fmt.Errorf("address %s: %w", a, err)
 		}
 	}
-	return nil
-}
-
-// filterHandle and filterPriority are where our TC filter stands before Linux 6.6;
-// a later one of ours takes its place.
-const (
-	filterHandle   = 0x1b6
-	filterPriority = 0x1b6
-)
-
-func (d *Decap) attachTC(o DecapOptions) error {
-	prog := d.objs.Programs["lbgraph_dectc"]
-	if !o.clsact {
-		l, err := link.AttachTCX(link.TCXOptions{Interface: o.Interface, Program: prog, Attach: ebpf.AttachTCXIngress, Anchor: link.Head()})
-		if err == nil {
-			d.link = l
-			return nil
-		}
-		if !errors.Is(err, ebpf.ErrNotSupported) {
-			return err
-		}
-	}
-	var err error
-	if d.net, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
-		return err
-	}
-	qdisc := &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
-		LinkIndex: o.Interface, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT,
-	}}
-	if err := d.net.QdiscAdd(qdisc); err != nil && !errors.Is(err, unix.EEXIST) {
-		return err
-	}
-	f := &netlink.BpfFilter{
-		FilterAttrs: netlink.FilterAttrs{
-			LinkIndex: o.Interface, Parent: netlink.HANDLE_MIN_INGRESS, Handle: filterHandle, Protocol: unix.ETH_P_ALL, Priority: filterPriority,
-		},
-		Fd: prog.FD(), Name: "lbgraph_dectc", DirectAction: true,
-	}
-	if err := d.net.FilterReplace(f); err != nil {
-		return err
-	}
-	d.tc = f
 	return nil
 }
 
@@ -202,18 +153,14 @@ func (d *Decap) attachTC(o DecapOptions) error {
 // gone, or somebody may have taken the program off. Of TC before Linux 6.6 it does
 // not know.
 func (d *Decap) Alive() bool {
-	if d.link == nil {
-		return d.tc != nil
+	if d.tc != nil {
+		return d.tc.alive()
 	}
-	info, err := d.link.Info()
-	if err != nil {
+	if d.link == nil {
 		return false
 	}
-	if x := info.TCX(); x != nil {
-		return x.Ifindex != 0
-	}
-	x := info.XDP()
-	return x != nil && x.Ifindex != 0
+	info, err := d.link.Info()
+	return err == nil && info.XDP() != nil && info.XDP().Ifindex != 0
 }
 
 // DecapCounts is what a Decap counted, by name.
@@ -265,11 +212,7 @@ func (d *Decap) Close() error {
 		err = d.link.Close()
 	}
 	if d.tc != nil {
-		// The qdisc stays: others may use it by now.
-		err = errors.Join(err, d.net.FilterDel(d.tc))
-	}
-	if d.net != nil {
-		d.net.Close()
+		err = errors.Join(err, d.tc.close())
 	}
 	if d.objs != nil {
 		d.objs.Close()
