@@ -181,13 +181,43 @@ func need(g *graph.Graph) (holds, makes int) {
 	return holds, makes
 }
 
+// ringOf answers the entries that g needs in a ring of frames between two cores.
+func ringOf(g *graph.Graph) int {
+	n := meshFrames
+	for _, x := range g.Nodes {
+		n = max(n, x.Kind.Ring(x.Config))
+	}
+	return n
+}
+
+// carries tells whether packets of g fit the port.
+func (p *port) carries(g *graph.Graph) error {
+	if mtu := p.Info().MTU; mtu > 0 && mtu < g.NetworkMTU {
+		return fmt.Errorf("interface %s: its MTU is %d, and network_mtu %d of graph %q is more: packets would not fit; lower one or raise the other",
+			p.spec.Name, mtu, g.NetworkMTU, g.Name)
+	}
+	return nil
+}
+
+// fits tells whether g can run on the loops and ports that are there.
+func (e *Engine) fits(g *graph.Graph) error {
+	for _, n := range g.Nodes {
+		if c := n.Kind.Cores(n.Config); c > len(e.loops) {
+			return &ErrRestart{Plan{{Restart, "node " + n.Name, fmt.Sprintf("works on %d cores, and %d run", c, len(e.loops))}}}
+		}
+	}
+	for _, p := range e.ports {
+		if err := p.carries(g); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // allocate makes loops, rings, memory and ports.
 func (e *Engine) allocate(g *graph.Graph, specs []surveyed, cores int) error {
 	holds, makes := need(g)
-	mesh := meshFrames
-	for _, n := range g.Nodes {
-		mesh = max(mesh, n.Kind.Ring(n.Config))
-	}
+	mesh := ringOf(g)
 	own := holds + makes + 4*packet.Size + g.Frames
 	if cores > 1 {
 		own += mesh
@@ -237,10 +267,10 @@ func (e *Engine) allocate(g *graph.Graph, specs []surveyed, cores int) error {
 		if err != nil {
 			return err
 		}
-		e.ports = append(e.ports, &port{p, s.spec})
-		if mtu := p.Info().MTU; mtu > 0 && mtu < g.NetworkMTU {
-			return fmt.Errorf("interface %s: its MTU is %d, and network_mtu %d of graph %q is more: packets would not fit; lower one or raise the other",
-				s.spec.Name, mtu, g.NetworkMTU, g.Name)
+		opened := &port{p, s.spec}
+		e.ports = append(e.ports, opened)
+		if err := opened.carries(g); err != nil {
+			return err
 		}
 		for q := range p.Queues() {
 			l := e.loops[q%cores]
@@ -649,12 +679,11 @@ func (l *Loop) loop(pin int) {
 		}
 		defer unpinThread()
 	}
-	gather := int64(l.eng.graph.Gather)
 	last := l.eng.opts.Clock()
 	for !l.eng.stopping.Load() {
 		if l.step() {
 			last = l.now
-			if gather > 0 && !l.full {
+			if gather := int64(l.prog.graph.Gather); gather > 0 && !l.full {
 				l.wait(gather)
 			}
 			continue

@@ -16,10 +16,14 @@ import (
 // of them, so that a test reads as a list of frames.
 
 type portConfig struct {
-	Port string `hcl:"port,optional"`
+	Port   string `hcl:"port,optional"`
+	Mode   string `hcl:"mode,optional"`
+	Queues int    `hcl:"queues,optional"`
 }
 
-func (c portConfig) spec() graph.PortSpec { return graph.PortSpec{Driver: "mem", Name: c.Port} }
+func (c portConfig) spec() graph.PortSpec {
+	return graph.PortSpec{Driver: "mem", Name: c.Port, Mode: c.Mode, Queues: c.Queues}
+}
 
 // rx receives from the queues of its core in turn.
 type rx struct {
@@ -282,6 +286,7 @@ type memDriver struct {
 	ports  map[string]*mem.Port
 	fail   error
 	poison bool
+	mtu    int
 }
 
 func (d *memDriver) Queues(graph.PortSpec) (int, error) { return d.queues, nil }
@@ -290,7 +295,7 @@ func (d *memDriver) Open(s graph.PortSpec, m Memory, chunk, rings int) (graph.Po
 	if d.fail != nil {
 		return nil, d.fail
 	}
-	p, err := mem.Open(mem.Config{Mem: m.Bytes(), Chunk: chunk, Rings: rings, Poison: d.poison}, d.queues, graph.PortInfo{Name: s.Name})
+	p, err := mem.Open(mem.Config{Mem: m.Bytes(), Chunk: chunk, Rings: rings, Poison: d.poison}, d.queues, graph.PortInfo{Name: s.Name, MTU: d.mtu})
 	if err != nil {
 		return nil, err
 	}

@@ -103,6 +103,9 @@ func Diff(old, to *graph.Graph) Plan {
 			p = append(p, Action{Restart, what, fmt.Sprintf("its nodes may hold %d frames and %d were set aside: raise frames", h+m, hOld+mOld+old.Frames/2)})
 		}
 	}
+	if a, b := ringOf(old), ringOf(to); b > a {
+		p = append(p, Action{Restart, what, fmt.Sprintf("rings between cores grow from %d to %d", a, b)})
+	}
 	for _, n := range to.Nodes {
 		was := old.Node(n.Name)
 		name := "node " + n.Name
@@ -230,6 +233,9 @@ func (e *Engine) Prepare(g *graph.Graph) (*Change, error) {
 	defer e.mu.Unlock()
 	if p := Diff(e.graph, g); p.Class() == Restart {
 		return nil, &ErrRestart{p}
+	}
+	if err := e.fits(g); err != nil {
+		return nil, err
 	}
 	c := &Change{e: e, graph: g, was: e.prog}
 	var err error

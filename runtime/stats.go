@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/lbgraph/lbgraph/graph"
+	"github.com/lbgraph/lbgraph/io/packet"
 )
 
 func bucket(c uint64) int {
@@ -89,7 +90,7 @@ func (l *Loop) addTo(s *Stats) {
 		s.Census.Tx += c.Tx
 		s.Census.Completion += c.Completion
 	}
-	s.Census.Held += l.held
+	s.Census.Held += l.heldFrames()
 	s.Census.Free += len(l.free)
 	s.Census.Rings += l.away + l.entries.len()
 	s.Census.Graph += l.lent
@@ -134,6 +135,19 @@ func (l *Loop) addTo(s *Stats) {
 			}
 		}
 	}
+}
+
+// heldFrames counts the frames of the packets that nodes hold.
+func (l *Loop) heldFrames() (n int) {
+	for w, bits := range l.holds {
+		for m := packet.Lanes(bits); m != 0; m &= m - 1 {
+			n++
+			for f := l.entry(uint32(w*64 + m.Next())).Chain; f != packet.NoFrame; f = l.links[f].Next {
+				n++
+			}
+		}
+	}
+	return n
 }
 
 func addTraffic(sum, t []Traffic) []Traffic {
