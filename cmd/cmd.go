@@ -239,8 +239,13 @@ func output(c *cobra.Command) func() (json bool, err error) {
 // colour tells whether output to w may be coloured: only on a terminal, and
 // never with NO_COLOR set (no-color.org).
 func colour(w io.Writer) bool {
+	return os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb" && terminal(w)
+}
+
+// terminal tells whether w is a terminal.
+func terminal(w io.Writer) bool {
 	f, ok := w.(*os.File)
-	if !ok || os.Getenv("NO_COLOR") != "" || os.Getenv("TERM") == "dumb" {
+	if !ok {
 		return false
 	}
 	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)

@@ -1,12 +1,12 @@
 package cmd
 
 import (
-	"os"
 	"strings"
 
 	"github.com/hashicorp/hcl/v2"
 	"github.com/spf13/cobra"
 
+	"github.com/lbgraph/lbgraph/daemon"
 	"github.com/lbgraph/lbgraph/graph"
 	"github.com/lbgraph/lbgraph/graph/lang"
 )
@@ -64,22 +64,8 @@ func (l loaded) err() error {
 
 // load reads a file and checks it.
 func load(path string, o lang.Options) loaded {
-	l := loaded{sources: map[string][]byte{}}
-	o.ReadFile = func(path string) ([]byte, error) {
-		b, err := os.ReadFile(path)
-		if err == nil {
-			l.sources[path] = b
-		}
-		return b, err
-	}
-	l.parsed, l.diags = lang.Load(path, o)
-	if l.parsed == nil {
-		return l
-	}
-	if l.diags = append(l.diags, graph.Check(l.parsed)...); !l.diags.HasErrors() {
-		l.file = l.parsed
-	}
-	return l
+	l := daemon.Source{Path: path, Vars: o.Vars}.Load()
+	return loaded{l.File, l.Parsed, l.Sources, l.Diags}
 }
 
 // tell prints what there is to say about a file to standard error.

@@ -8,6 +8,8 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -16,7 +18,6 @@ import (
 
 	"github.com/lbgraph/lbgraph/control/state"
 	"github.com/lbgraph/lbgraph/graph"
-	"github.com/lbgraph/lbgraph/graph/conf"
 	"github.com/lbgraph/lbgraph/io/umem"
 	"github.com/lbgraph/lbgraph/runtime"
 )
@@ -30,28 +31,52 @@ type Options struct {
 	Drivers map[string]runtime.Driver
 	// Replace takes an XDP program of somebody else off the interfaces.
 	Replace bool
+	// Loaded is what the file that New gets was read from, to be read again; with
+	// LastGood it is what was wrong with it, and LastGood what New gets instead.
+	// Without it nothing is read again.
+	Loaded   Loaded
+	LastGood *Loaded
+	// SetLog changes the form and level of log lines; nil leaves them.
+	SetLog func(format, level string) error
 }
 
 // Daemon is a running file. Its methods may be called from any goroutine, but for
-// Start, Reload and Stop, which exclude each other.
+// Start, which comes first.
 type Daemon struct {
-	opts     Options
-	log      *zap.Logger
-	store    *state.Store
-	paths    state.PathMTUs
-	xdp      *xdpDriver
-	engines  []*runtime.Engine
-	controls []control
-	started  time.Time
-	stopping atomic.Bool
-	ready    atomic.Bool
+	opts       Options
+	log        *zap.Logger
+	store      *state.Store
+	paths      state.PathMTUs
+	xdp        *xdpDriver
+	engines    []graphEngine
+	started    time.Time
+	leaving    atomic.Bool // drains in order to stop
+	stopping   atomic.Bool
+	stopped    sync.Once
+	ready      atomic.Bool
+	notify     notifier
+	background sync.WaitGroup // what a reload left to be done
+	latch      func(step string)
+	sampling   sync.Mutex // while a command samples
 
-	mu   sync.Mutex // over a reload
+	mu   sync.Mutex // over a reload, and over the stop
 	file *graph.File
+
+	draining sync.Mutex   // over SetDrained
+	shared   sync.RWMutex // guards what follows
+	controls []control
+	drained  map[string]bool // by whom
+	timing   int             // how many want every vector timed
+	config   configuration
 
 	gateways atomic.Pointer[[]netip.Addr]
 
 	watchers sync.Map // of func(), by a key of its own: called when targets of checks change
+}
+
+type graphEngine struct {
+	name string
+	*runtime.Engine
 }
 
 type control struct {
@@ -68,7 +93,8 @@ func New(f *graph.File, o Options) (d *Daemon, err error) {
 	if o.Log == nil {
 		o.Log = zap.NewNop()
 	}
-	d = &Daemon{opts: o, log: o.Log, file: f, store: state.NewStore()}
+	d = &Daemon{opts: o, log: o.Log, file: f, store: state.NewStore(), drained: map[string]bool{}}
+	d.begin()
 	defer func() {
 		if err != nil {
 			d.close()
@@ -97,20 +123,30 @@ func New(f *graph.File, o Options) (d *Daemon, err error) {
 		if err != nil {
 			return d, err
 		}
-		d.engines = append(d.engines, e)
+		d.engines = append(d.engines, graphEngine{g.Name, e})
 	}
 	if err = d.lockedOut(f); err != nil {
 		return d, err
 	}
 	d.findGateways(f)
-	for _, c := range f.Controls {
-		ctl, err := c.Kind.Control(c.Config, d.env(c))
+	for _, inst := range f.Controls {
+		c, err := d.build(inst)
 		if err != nil {
-			return d, fmt.Errorf("%s: %w", c.Kind.Name, err)
+			return d, err
 		}
-		d.controls = append(d.controls, control{c, ctl})
+		d.controls = append(d.controls, c)
 	}
 	return d, nil
+}
+
+// engine answers the engine that runs the graph of that name.
+func (d *Daemon) engine(name string) *runtime.Engine {
+	for _, e := range d.engines {
+		if e.name == name {
+			return e.Engine
+		}
+	}
+	return nil
 }
 
 func (d *Daemon) env(c *graph.Instance) *graph.Env {
@@ -129,8 +165,10 @@ func (d *Daemon) Start(ctx context.Context) error {
 			d.log.Info("port is open", zap.String("port", i.Name), zap.String("mode", i.Mode), zap.Int("queues", p.Queues()), zap.Int("cores", e.Cores()))
 		}
 	}
+	d.config.reading.Go(d.read)
 	for i, c := range d.controls {
 		if err := c.Start(ctx); err != nil {
+			d.stopReading()
 			d.stopControls(ctx, d.controls[:i])
 			d.close()
 			return err
@@ -141,14 +179,40 @@ func (d *Daemon) Start(ctx context.Context) error {
 	return nil
 }
 
+func (d *Daemon) stopReading() {
+	d.stopped.Do(func() { close(d.config.quit) })
+	d.config.reading.Wait()
+}
+
 // Stop ends controls in the reverse order of their start, then the loops, and
-// closes all ports: nothing stays attached.
+// closes all ports: nothing stays attached. A reload in hand is waited for.
 func (d *Daemon) Stop(ctx context.Context) error {
 	d.stopping.Store(true)
 	d.ready.Store(false)
-	err := d.stopControls(ctx, d.controls)
+	d.stopReading()
+	d.mu.Lock() // reloads that a program asked for
+	defer d.mu.Unlock()
+	d.background.Wait()
+	err := d.stopControls(ctx, d.running())
 	d.close()
 	return err
+}
+
+// Drain has all controls send traffic elsewhere, for good, and answers when none is
+// expected any more. Loops go on forwarding.
+func (d *Daemon) Drain(ctx context.Context) error {
+	d.leaving.Store(true)
+	d.ready.Store(false)
+	all := d.running()
+	errs := make([]error, len(all))
+	var wg sync.WaitGroup
+	for i, c := range all {
+		if x, ok := c.Control.(graph.Drainer); ok {
+			wg.Go(func() { errs[i] = c.wrap(x.Drain(ctx)) })
+		}
+	}
+	wg.Wait()
+	return errors.Join(errs...)
 }
 
 func (d *Daemon) stopControls(ctx context.Context, controls []control) error {
@@ -171,114 +235,48 @@ func (d *Daemon) close() {
 	d.store.Close()
 }
 
-// Run starts the daemon, says so, and stops it when ctx ends.
-func (d *Daemon) Run(ctx context.Context) error {
+// stopTime bounds the stop of controls.
+const stopTime = 10 * time.Second
+
+// Run starts the daemon, says so, and drains and stops it when ctx ends. It keeps
+// the service manager informed, if the process has one.
+func (d *Daemon) Run(ctx context.Context) (err error) {
+	if d.notify, err = newNotifier(os.Getenv, os.Getpid()); err != nil {
+		d.log.Warn("running without a service manager", zap.Error(err))
+	}
+	defer d.notify.close()
 	if err := d.Start(ctx); err != nil {
 		return err
 	}
-	d.log.Info("running", zap.Int("graphs", len(d.engines)))
+	stop, watched := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(watched)
+		d.watch(stop)
+	}()
+	defer func() {
+		close(stop)
+		<-watched
+	}()
+	d.log.Info("running", zap.String("file", d.file.Path), zap.Int("graphs", len(d.engines)), zap.Int("controls", len(d.running())))
+	d.say("READY=1", "STATUS=running "+d.file.Path)
 	<-ctx.Done()
-	d.log.Info("stopping")
-	// A deadline of its own: ctx has ended.
-	end, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	d.log.Info("stopping: traffic is sent elsewhere first")
+	d.say("STOPPING=1", "STATUS=draining")
+	// Contexts of their own: ctx has ended. Draining takes as long as the file says; a
+	// second signal ends the process.
+	if err := d.Drain(context.Background()); err != nil {
+		d.log.Warn("the node is not drained", zap.Error(err))
+	}
+	d.say("STATUS=stopping")
+	end, cancel := context.WithTimeout(context.Background(), stopTime)
 	defer cancel()
-	err := d.Stop(end)
+	if err := d.Stop(end); err != nil {
+		// Everything is closed all the same, or ends with the process.
+		d.log.Warn("not everything stopped in time", zap.Error(err))
+	}
 	d.log.Info("stopped")
-	return err
+	return nil
 }
-
-// Reload changes over to f. What it answers is the plan, carried out unless there
-// is an error: then nothing has changed.
-func (d *Daemon) Reload(f *graph.File) (runtime.Plan, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	plan := Diff(d.file, f)
-	if plan.Class() == runtime.Restart {
-		return plan, &runtime.ErrRestart{Plan: plan}
-	}
-	if err := d.lockedOut(f); err != nil {
-		return plan, err
-	}
-	if err := d.xdp.prepare(f); err != nil {
-		return plan, err
-	}
-	// New VIPs are known to the nodes before their packets are let in, old ones
-	// are forgotten after.
-	if err := d.store.Apply(f.Spec); err != nil {
-		return plan, err
-	}
-	for i, g := range packetGraphs(f) {
-		if err := d.engines[i].Swap(g); err != nil {
-			// Engines before this one run their new graph; state and files agree
-			// again by going back to the old file.
-			for j, old := range packetGraphs(d.file)[:i] {
-				if back := d.engines[j].Swap(old); back != nil {
-					d.log.Error("a graph did not go back", zap.String("graph", old.Name), zap.Error(back))
-				}
-			}
-			if back := d.store.Apply(d.file.Spec); back != nil {
-				d.log.Error("the state did not go back", zap.Error(back))
-			}
-			return plan, err
-		}
-	}
-	if err := d.xdp.update(f); err != nil {
-		return plan, err
-	}
-	if err := d.reloadControls(f); err != nil {
-		return plan, err
-	}
-	d.file = f
-	d.findGateways(f)
-	d.watchers.Range(func(_, f any) bool { f.(func())(); return true })
-	return plan, nil
-}
-
-// reloadControls changes, starts and stops controls. Those that do not change keep
-// running.
-func (d *Daemon) reloadControls(f *graph.File) error {
-	var next []control
-	var errs []error
-	ctx, cancel := context.WithTimeout(context.Background(), reloadTime)
-	defer cancel()
-	running := map[string]control{}
-	for _, c := range d.controls {
-		running[c.inst.Kind.Name+" "+c.inst.Name] = c
-	}
-	for _, inst := range f.Controls {
-		key := inst.Kind.Name + " " + inst.Name
-		if c, ok := running[key]; ok {
-			delete(running, key)
-			if !conf.Equal(c.inst.Config, inst.Config) {
-				if err := c.Control.(graph.Reconfigurer).Reconfigure(inst.Config); err != nil {
-					errs = append(errs, fmt.Errorf("%s: %w", key, err))
-					inst = c.inst
-				}
-			}
-			next = append(next, control{inst, c.Control})
-			continue
-		}
-		ctl, err := inst.Kind.Control(inst.Config, d.env(inst))
-		if err == nil {
-			err = ctl.Start(ctx)
-		}
-		if err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", key, err))
-			continue
-		}
-		next = append(next, control{inst, ctl})
-	}
-	for key, c := range running {
-		if err := c.Stop(ctx); err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", key, err))
-		}
-	}
-	d.controls = next
-	return errors.Join(errs...)
-}
-
-// reloadTime bounds the start and stop of controls in a reload.
-const reloadTime = 10 * time.Second
 
 func packetGraphs(f *graph.File) (gs []*graph.Graph) {
 	for _, g := range f.Graphs {
@@ -327,18 +325,29 @@ func (d *Daemon) Healthy() error {
 	if d.stopping.Load() {
 		return errors.New("stopping")
 	}
+	if err := d.passing(); err != nil {
+		return err
+	}
+	return d.xdp.attached()
+}
+
+// passing is nil while every loop passes.
+func (d *Daemon) passing() error {
 	for _, e := range d.engines {
 		if t := e.LastPass(); t > staleAfter {
 			return fmt.Errorf("a loop has not passed for %v", t.Round(time.Millisecond))
 		}
 	}
-	return d.xdp.attached()
+	return nil
 }
 
 // Ready is nil while traffic may come.
 func (d *Daemon) Ready() error {
 	if !d.ready.Load() {
 		return errors.New("not ready: starting or stopping")
+	}
+	if by := d.Drained(); len(by) > 0 {
+		return fmt.Errorf("drained by %s", strings.Join(by, ", "))
 	}
 	return d.Healthy()
 }

@@ -40,3 +40,25 @@ type Observer interface {
 	// reason, or given to the kernel.
 	Ended(core int, node *graph.Instance, r *packet.Record, how Ending, reason string)
 }
+
+// Says answers what a node says about a lane that it has just processed, "" if it
+// says nothing. Only an Observer may ask, on the core and during the call of Visited.
+func (e *Engine) Says(core int, node *graph.Instance, v *packet.Vector, lane int) string {
+	l := e.loops[core]
+	if i, ok := l.prog.byName[node.Name]; ok && l.nodes[i].inst == node {
+		if t, ok := l.nodes[i].Node.(graph.Tracer); ok {
+			return t.Trace(v, lane)
+		}
+	}
+	return ""
+}
+
+// Look calls f with the node of that name on every core, between two vectors of the
+// core; on several at the same time.
+func (e *Engine) Look(name string, f func(core int, n graph.Node)) {
+	e.each(func(l *Loop) {
+		if i, ok := l.prog.byName[name]; ok {
+			f(l.id, l.nodes[i].Node)
+		}
+	})
+}

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"go.uber.org/zap"
 
@@ -38,6 +39,10 @@ func (h *host) Snapshot() *state.Snapshot { return new(state.Cell).Load() }
 func (h *host) Healthy() error            { return h.sick }
 func (h *host) Ready() error              { return h.busy }
 func (h *host) Version() string           { return "v1" }
+
+func (h *host) Collectors() []prometheus.Collector {
+	return []prometheus.Collector{prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "lbgraph_else", Help: "Something else."}, func() float64 { return 9 })}
+}
 
 // TestConventions lints names, help and types as Prometheus' own linter does.
 func TestConventions(t *testing.T) {
@@ -69,6 +74,7 @@ func TestFigures(t *testing.T) {
 		`lbgraph_vector_packets_bucket{graph="edge",le="4"} 1`,
 		`lbgraph_vector_packets_sum{graph="edge"} 10`,
 		`lbgraph_vector_duration_seconds_count{graph="edge"} 3`,
+		`lbgraph_else 9`,
 	} {
 		if !strings.Contains(body, line+"\n") {
 			t.Errorf("the page lacks %s", line)
@@ -132,6 +138,25 @@ func TestPortInUse(t *testing.T) {
 	if err := ctl.Start(context.Background()); err != nil {
 		t.Fatal(err)
 	}
+	if err := ctl.Stop(context.Background()); err != nil {
+		t.Error(err)
+	}
+	// Another address, and one that is taken.
+	ctl, _ = k.Control(c, &graph.Env{Host: &host{}, Log: zap.NewNop()})
+	if err := ctl.Start(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	s := ctl.(*server)
+	was := s.now
+	c.Listen = l.Addr().String()
+	if err := s.Reconfigure(c); err == nil || s.now != was {
+		t.Errorf("an address that is taken: %v", err)
+	}
+	c.Listen = "127.0.0.1:0"
+	if err := s.Reconfigure(c); err != nil || s.now == was {
+		t.Errorf("another address: %v", err)
+	}
+	<-was.done
 	if err := ctl.Stop(context.Background()); err != nil {
 		t.Error(err)
 	}

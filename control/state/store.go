@@ -36,8 +36,11 @@ type Store struct {
 
 	work sync.Mutex // held while a snapshot is made and published
 	memo memo
-	seen map[uint64]func(*Snapshot)
-	next uint64 // key of seen
+	// Tables that were built, and the nanoseconds it took.
+	builds   atomic.Uint64
+	building atomic.Int64
+	seen     map[uint64]func(*Snapshot)
+	next     uint64 // key of seen
 
 	mu         sync.Mutex // guards what follows; held for short, after work
 	gen        uint64     // of the last snapshot
@@ -911,7 +914,11 @@ func (s *Store) publish() {
 	}
 	s.mu.Unlock()
 
-	buildAll(due)
+	if begun := time.Now(); len(due) > 0 {
+		buildAll(due)
+		s.builds.Add(uint64(len(due)))
+		s.building.Add(int64(time.Since(begun)))
+	}
 	for _, j := range due {
 		s.memo.add(j.key, j.memoTable)
 	}
@@ -947,6 +954,12 @@ func (s *Store) candidates(p *pool) []candidate {
 	}
 	sortCandidates(set)
 	return set
+}
+
+// Builds answers how many tables were built so far, those that were remembered left
+// out, and how long that took.
+func (s *Store) Builds() (n uint64, took time.Duration) {
+	return s.builds.Load(), time.Duration(s.building.Load())
 }
 
 // buildAll builds tables on as many cores as there are.

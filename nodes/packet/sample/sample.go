@@ -22,6 +22,7 @@ func init() {
 	graph.Register(graph.Def[Config]{
 		Kind:    "sample",
 		Summary: "copies one of so many packets to a capture file and lets all pass",
+		Writes:  true,
 		Outputs: []graph.Output{{Name: "next", Doc: "all packets"}},
 		Counters: []graph.Counter{
 			sampled: {Name: "sampled", Doc: "packets copied"},
