@@ -141,17 +141,36 @@ func (c *core) Sent(v *packet.Vector, lanes packet.Lanes) {
 	c.gone |= lanes
 	c.done |= lanes & c.marked
 	c.sent += uint64(lanes.Count())
+	// Sums stand in registers: adding to one word of memory again and again waits for
+	// it each time, and most vectors are of one service.
+	backends := c.perBackend
+	first := v.VIP[lanes.Next()&63]
+	var bytes uint64
+	var others uint32
 	for m := lanes; m != 0; m &= m - 1 {
 		i := m.Next() & 63
 		n := uint64(v.Total[i])
-		c.sentBytes += n
-		if b := v.Backend[i]; uint(b) < uint(len(c.perBackend)) {
-			c.perBackend[b].Packets++
-			c.perBackend[b].Bytes += n
+		bytes += n
+		others |= v.VIP[i] ^ first
+		if b := v.Backend[i]; uint(b) < uint(len(backends)) {
+			backends[b].Packets++
+			backends[b].Bytes += n
 		}
-		if s := v.VIP[i]; uint(s) < uint(len(c.perService)) {
-			c.perService[s].Packets++
-			c.perService[s].Bytes += n
+	}
+	c.sentBytes += bytes
+	if others == 0 {
+		if uint(first) < uint(len(c.perService)) {
+			c.perService[first].Packets += uint64(lanes.Count())
+			c.perService[first].Bytes += bytes
+		}
+	} else {
+		services := c.perService
+		for m := lanes; m != 0; m &= m - 1 {
+			i := m.Next() & 63
+			if s := v.VIP[i]; uint(s) < uint(len(services)) {
+				services[s].Packets++
+				services[s].Bytes += uint64(v.Total[i])
+			}
 		}
 	}
 	if c.obs != nil {

@@ -42,6 +42,21 @@ func (l *Loop) freeFrame(f uint32) {
 	l.away++
 }
 
+// freeFrames gives frames back to their homes: most are at home.
+func (l *Loop) freeFrames(frames []uint32) {
+	far := false
+	for _, f := range frames {
+		far = far || f-l.base >= l.own
+	}
+	if !far {
+		l.free = append(l.free, frames...)
+		return
+	}
+	for _, f := range frames {
+		l.freeFrame(f)
+	}
+}
+
 // freePacket frees a lane's frames, the chain included.
 func (l *Loop) freePacket(v *packet.Vector, i int) {
 	i &= 63

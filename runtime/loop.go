@@ -218,9 +218,7 @@ func (l *Loop) serveQueues() {
 	for _, q := range l.queues {
 		for {
 			n := q.Reclaim(batch[:])
-			for _, f := range batch[:n] {
-				l.freeFrame(f)
-			}
+			l.freeFrames(batch[:n])
 			if n < len(batch) {
 				break
 			}
@@ -266,11 +264,14 @@ func (l *Loop) receive(s int) bool {
 	clear(v.Slot[:])
 	count := in.Count()
 	l.received += uint64(count)
-	for m := in; m != 0; m &= m - 1 {
-		i := m.Next() & 63
-		l.receivedBytes += uint64(v.Total[i])
+	for i := range v.Port {
 		v.Port[i] = n.port
 	}
+	bytes := uint64(0)
+	for _, size := range v.Total[:count] { // a source fills the first lanes
+		bytes += uint64(size)
+	}
+	l.receivedBytes += bytes
 	l.passes++
 	l.sizes[count]++
 	l.full = count == packet.Size
@@ -383,12 +384,7 @@ func (l *Loop) run(v *packet.Vector, first int) {
 	}
 	l.dirty = true
 	if done := l.done; done != 0 {
-		with := packet.Lanes(0)
-		for m := done; m != 0; m &= m - 1 {
-			if i := m.Next() & 63; v.Backend[i] != 0 {
-				with |= packet.Lane(i)
-			}
-		}
+		with := withBackend(v, done)
 		for _, i := range l.afterSenders {
 			n := &l.nodes[i]
 			lanes := with
@@ -403,6 +399,26 @@ func (l *Loop) run(v *packet.Vector, first int) {
 	for _, i := range l.afterSenders {
 		l.nodes[i].visited = 0
 	}
+}
+
+// withBackend answers the lanes that have a backend. Mostly those are all.
+func withBackend(v *packet.Vector, lanes packet.Lanes) packet.Lanes {
+	if n, ok := lanes.Dense(); ok {
+		none := uint32(0)
+		for _, b := range v.Backend[:n] {
+			none |= b - 1
+		}
+		if none>>31 == 0 { // numbers of backends are far below
+			return lanes
+		}
+	}
+	with := lanes
+	for m := lanes; m != 0; m &= m - 1 {
+		if i := m.Next() & 63; v.Backend[i] == 0 {
+			with &^= packet.Lane(i)
+		}
+	}
+	return with
 }
 
 // process calls a node and leads its lanes on.

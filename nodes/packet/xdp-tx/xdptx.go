@@ -150,16 +150,17 @@ func (w *worker) send(by *way, v *packet.Vector, in packet.Lanes, out []packet.L
 // those in silence. Every VLAN tag may add its 4 bytes.
 func tooLong(v *packet.Vector, in packet.Lanes, limit uint32) (long packet.Lanes) {
 	if n, ok := in.Dense(); ok {
-		for i := range v.Total[:n] {
-			if v.Total[i] > limit {
-				long |= packet.Lane(i)
-			}
+		less := uint64(0)
+		for _, size := range v.Total[:n] {
+			less |= uint64(limit) - uint64(size)
 		}
-	} else {
-		for m := in; m != 0; m &= m - 1 {
-			if i := m.Next() & 63; v.Total[i] > limit {
-				long |= packet.Lane(i)
-			}
+		if less>>63 == 0 {
+			return 0 // none is too long, as nearly always
+		}
+	}
+	for m := in; m != 0; m &= m - 1 {
+		if i := m.Next() & 63; v.Total[i] > limit {
+			long |= packet.Lane(i)
 		}
 	}
 	for m := long; m != 0; m &= m - 1 {
