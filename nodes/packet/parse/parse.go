@@ -98,7 +98,8 @@ func ask(v *packet.Vector, from, n int) {
 // faultless. It answers the others, to be parsed by whole.
 func plain(v *packet.Vector, from, n int) (others packet.Lanes) {
 	be := binary.BigEndian
-	for i := from; i < min(n, packet.Size); i++ {
+	n = min(n, packet.Size)
+	for i := max(from, 0); i < n; i++ {
 		// No byte below is read before size vouches for it.
 		p := (*[packet.EtherLen + packet.IPv4Len + packet.TCPLen]byte)(v.Ptr(i, 0))
 		size := uint64(v.Len[i])
