@@ -31,6 +31,7 @@ type StreamStats struct {
 	// Accepted counts connections, Requests requests; Connections and Active are
 	// those at this moment.
 	Accepted, Requests  uint64
+	Malformed           uint64 // requests that could not be read, and reached no node
 	Connections, Active int64
 	// Nodes are in the order in which sessions can pass them; Packets are sessions.
 	Nodes    []NodeStats

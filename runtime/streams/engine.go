@@ -59,6 +59,7 @@ type block struct {
 	prog atomic.Pointer[program]
 
 	accepted, requests  atomic.Uint64
+	malformed           atomic.Uint64 // of requests
 	connections, active atomic.Int64
 }
 

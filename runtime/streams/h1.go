@@ -196,6 +196,7 @@ func (x *exchange) malformed(err error) {
 	x.s.Begun = stream.Now()
 	x.s.Node, x.s.Reason, x.s.Err = x.c.client.Listener, "bad_request", err
 	x.c.block.requests.Add(1)
+	x.c.block.malformed.Add(1)
 	// Fields and method may be anything: the answer has a body in any case.
 	x.req.Request = nil
 	answer(&x.s, status)

@@ -160,6 +160,7 @@ func serveH2(w http.ResponseWriter, r *http.Request) {
 		x.s.Node, x.s.Reason, x.s.Err = c.client.Listener, "bad_request", err
 		x.req.Request = nil
 		c.block.requests.Add(1)
+		c.block.malformed.Add(1)
 		answer(&x.s, status)
 		x.s.End()
 		return

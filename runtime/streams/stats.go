@@ -30,7 +30,7 @@ func (e *Engine) Stats() []graph.StreamStats {
 func (b *block) stats() graph.StreamStats {
 	s := graph.StreamStats{
 		Stream: b.name, Accepted: b.accepted.Load(), Requests: b.requests.Load(),
-		Connections: b.connections.Load(), Active: b.active.Load(),
+		Malformed: b.malformed.Load(), Connections: b.connections.Load(), Active: b.active.Load(),
 	}
 	for _, n := range b.prog.Load().nodes {
 		in := n.in.Load()

@@ -66,4 +66,3 @@ func (r *responder) Serve(_ context.Context, s *stream.Session) (int, error) {
 	fields := http1.AppendField(append(make([]byte, 0, len(r.fields)+48), r.fields...), "Date", time.Now().UTC().Format(stream.TimeFormat))
 	return stream.Done, stream.Answer(s, r.status, fields, r.body)
 }
-
