@@ -2,10 +2,13 @@ package runtime
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/lbgraph/lbgraph/control/state"
 	"github.com/lbgraph/lbgraph/graph"
@@ -337,9 +340,9 @@ func TestAnotherKindTakesNothingOver(t *testing.T) {
 // they are entered together.
 func TestEntriesKeepTheirOutputs(t *testing.T) {
 	r := newRig(t, draw(t, 2, "rx -> fork", "fork -> spread", "fork.other -> tx", "spread -> tx"), 1, nil)
-	r.port().Inject(0, frames("u1", "v1", "u2", "v2")...)
+	r.port().Inject(0, frames("u1", "k1", "u2", "k2")...)
 	r.settle()
-	want(t, "sent", r.sent(0), "[v1 v2]")
+	want(t, "sent", r.sent(0), "[k1 k2]") // which spread would refuse
 	s := r.conserved()
 	want(t, "drops", s.Drops(), "map[spread.unanswered:2]")
 }
@@ -498,4 +501,119 @@ func TestDiffClasses(t *testing.T) {
 			t.Errorf("%s: %v, want %v\n%s", name, p.Class(), c.class, p)
 		}
 	}
+}
+
+// part leads frames that begin with 'u' behind next, others behind other, with a backend.
+type part struct{ core graph.Core }
+
+var parted []string
+
+func (n part) Process(v *packet.Vector, in packet.Lanes, out []packet.Lanes) {
+	for m := in; m != 0; m &= m - 1 {
+		i := m.Next()
+		parted = append(parted, fmt.Sprint(n.core.Now(), v.Now, v.Port[i]))
+		v.Backend[i] = 3
+		o := 1
+		if v.Bytes(i)[0] == 'u' {
+			o = 0
+		}
+		out[o] |= packet.Lane(i)
+	}
+}
+
+func init() {
+	graph.Register(graph.Def[struct{}]{
+		Kind: "test-part", Summary: "parts frames without a core in tests",
+		Outputs: []graph.Output{{Name: "next"}, {Name: "other"}},
+		Packets: func(struct{}, *graph.Env) (graph.Maker, error) {
+			return func(c graph.Core) (graph.Node, error) { return part{core: c}, nil }, nil
+		},
+	})
+}
+
+// Nodes are told of what was sent only where it has come by them in the same pass.
+func TestAfterSendOfVisitors(t *testing.T) {
+	r := newRig(t, draw(t, 1, "rx -> part", "part -> watcher", "watcher -> told", "part.other -> tx", "told -> tx"), 1, nil)
+	told := r.loops[0].nodes[r.prog.byName["told"]].Node.(*toldNode)
+	for _, f := range []string{"u1", "x1", "u2", "x2"} {
+		r.port().Inject(0, frames(f)...)
+		r.settle()
+	}
+	want(t, "told", told.lanes, "[1 1]")
+	r.port().Inject(0, frames("x1", "u1", "x2", "u2")...)
+	r.settle()
+	want(t, "told of those in the middle", told.lanes, "[1 1 10]")
+}
+
+// toldNode takes down what it is told.
+type toldNode struct{ lanes []packet.Lanes }
+
+func (*toldNode) Process(_ *packet.Vector, in packet.Lanes, out []packet.Lanes) { out[0] = in }
+func (n *toldNode) AfterSend(_ *packet.Vector, lanes packet.Lanes)              { n.lanes = append(n.lanes, lanes) }
+
+func init() {
+	graph.Register(graph.Def[struct{}]{
+		Kind: "test-told", Summary: "is told in tests",
+		Outputs: []graph.Output{{Name: "next"}},
+		Packets: func(struct{}, *graph.Env) (graph.Maker, error) {
+			return func(graph.Core) (graph.Node, error) { return &toldNode{}, nil }, nil
+		},
+	})
+}
+
+// Lanes bear the number of the port that received them, and a port with a clock of
+// its own sets that of all nodes.
+func TestPortsNumberAndClock(t *testing.T) {
+	g := draw(t, 1, "rx1 -> part", "rx2 -> part", "part -> tx", "part.other -> tx")
+	g.Node("rx2").Config.(*portConfig).Port = "q"
+	r := newRig(t, g, 1, func(o *Options) { o.Drivers["mem"].(*memDriver).clock = true })
+	parted = nil
+	r.port().InjectAt(0, 5e9, frames("x1")...)
+	r.settle()
+	r.d.ports["q"].InjectAt(0, 7e9, frames("x2", "u2")...)
+	r.settle()
+	want(t, "core's time, vector's time and port", parted, "[5000000000 5000000000 0 7000000000 7000000000 1 7000000000 7000000000 1]")
+}
+
+// There are frames for the rings of all queues.
+func TestFramesForAllQueues(t *testing.T) {
+	for _, queues := range []int{1, 2, 3, 5} {
+		r := newRig(t, draw(t, 1, "rx -> tx"), queues, nil)
+		r.settle()
+		for _, l := range r.loops {
+			if rings := len(l.queues) * 2 * 64; int(l.own)-rings < l.reserve+256 {
+				t.Errorf("%d queues: a core with %d rings has %d frames", queues, 2*len(l.queues), l.own)
+			}
+		}
+	}
+}
+
+// Whoever sends to a core that sleeps wakes it: frames, messages, and frames that
+// come home.
+func TestSendersWake(t *testing.T) {
+	r := newRig(t, draw(t, 2, "rx -> spread", "spread -> tx"), 2, nil)
+	r.settle()
+	woken := func(l *Loop) bool {
+		var n [8]byte
+		k, _ := unix.Read(l.waker.fd(), n[:])
+		return k == 8
+	}
+	sleeps := func(c int, is bool) { r.loops[c].sleeping.Store(is) }
+	sleeps(1, true)
+	r.port().Inject(0, frames("x1")...)
+	r.Step(0)
+	want(t, "woken for nothing", woken(r.loops[1]), false)
+	r.port().Inject(0, frames("a1")...)
+	r.Step(0)
+	want(t, "woken by a frame", woken(r.loops[1]), true)
+	sleeps(1, false)
+	sleeps(0, true)
+	for range 2 {
+		r.Step(1) // sends it, takes it back and sends it home
+	}
+	want(t, "woken by a frame that comes home", woken(r.loops[0]), true)
+	r.port().Inject(1, frames("p1M")...) // tells core 0 of it
+	r.Step(1)
+	want(t, "woken by a message", woken(r.loops[0]), true)
+	sleeps(0, false)
 }

@@ -286,6 +286,7 @@ type memDriver struct {
 	ports  map[string]*mem.Port
 	fail   error
 	poison bool
+	clock  bool
 	mtu    int
 }
 
@@ -295,7 +296,7 @@ func (d *memDriver) Open(s graph.PortSpec, m Memory, chunk, rings int) (graph.Po
 	if d.fail != nil {
 		return nil, d.fail
 	}
-	p, err := mem.Open(mem.Config{Mem: m.Bytes(), Chunk: chunk, Rings: rings, Poison: d.poison}, d.queues, graph.PortInfo{Name: s.Name, MTU: d.mtu})
+	p, err := mem.Open(mem.Config{Mem: m.Bytes(), Chunk: chunk, Rings: rings, Poison: d.poison, Clock: d.clock}, d.queues, graph.PortInfo{Name: s.Name, MTU: d.mtu})
 	if err != nil {
 		return nil, err
 	}
