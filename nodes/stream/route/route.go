@@ -3,11 +3,14 @@ package route
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"net/netip"
 	"strings"
 	"time"
+
+	"github.com/hashicorp/hcl/v2/hclsyntax"
 
 	"github.com/lbgraph/lbgraph/graph"
 	"github.com/lbgraph/lbgraph/io/http1"
@@ -22,7 +25,8 @@ type Config struct {
 
 // Rule is one rule. All that it says must hold; of a list, one element.
 type Rule struct {
-	Output  string            `hcl:"output,label" doc:"the output; several rules may have the same"`
+	Name    string            `hcl:"name,label" doc:"the rule's name"`
+	To      string            `hcl:"output,optional" doc:"the output, which several rules may share; the rule's name if left out"`
 	Hosts   []string          `hcl:"host,optional" doc:"hosts, without port: names, or *.example.org for all names below one"`
 	Paths   []string          `hcl:"path,optional" doc:"beginnings of paths, by whole segments: /api is /api and /api/v1, not /apis"`
 	Methods []string          `hcl:"method,optional" doc:"request methods"`
@@ -30,6 +34,9 @@ type Rule struct {
 	Names   []string          `hcl:"server_name,optional" doc:"names that clients ask TLS for, in the form of host"`
 	Sources []netip.Prefix    `hcl:"source,optional" doc:"addresses of clients"`
 }
+
+// output answers the output that the rule leads to.
+func (r *Rule) output() string { return cmp.Or(r.To, r.Name) }
 
 // requests tells whether the rule looks at requests.
 func (r *Rule) requests() bool {
@@ -49,7 +56,7 @@ func init() {
 			for _, name := range names(c) {
 				o := graph.Output{Name: name, Only: graph.HTTP, Doc: "what fits the rules of this name"}
 				for i := range c.Rules {
-					if r := &c.Rules[i]; r.Output == name && !r.requests() {
+					if r := &c.Rules[i]; r.output() == name && !r.requests() {
 						o.Only = 0
 					}
 				}
@@ -63,7 +70,7 @@ func init() {
 			r := &router{hello: int64(c.HelloTime)}
 			all := names(c)
 			for i := range c.Rules {
-				r.add(&c.Rules[i], badHello+1+index(all, c.Rules[i].Output))
+				r.add(&c.Rules[i], badHello+1+index(all, c.Rules[i].output()))
 			}
 			return r, nil
 		},
@@ -79,8 +86,8 @@ const (
 // names answers the names of outputs, in the order in which they come first.
 func names(c Config) (all []string) {
 	for i := range c.Rules {
-		if index(all, c.Rules[i].Output) < 0 {
-			all = append(all, c.Rules[i].Output)
+		if o := c.Rules[i].output(); index(all, o) < 0 {
+			all = append(all, o)
 		}
 	}
 	return all
@@ -101,28 +108,30 @@ func check(c Config) error {
 	}
 	for i := range c.Rules {
 		r := &c.Rules[i]
-		if r.Output == "no_route" || r.Output == "bad_hello" {
-			return fmt.Errorf("rule %q has the name of an output that is there anyway: choose another", r.Output)
+		if o := r.output(); o == "no_route" || o == "bad_hello" {
+			return fmt.Errorf("rule %q leads to %s, an output that is there anyway: choose another name", r.Name, o)
+		} else if !hclsyntax.ValidIdentifier(o) {
+			return fmt.Errorf("rule %q: %q cannot stand in a path: begin with a letter, then letters, digits, - and _", r.Name, o)
 		}
 		for _, h := range append(append([]string(nil), r.Hosts...), r.Names...) {
 			name := strings.TrimPrefix(h, "*.")
 			if name == "" || strings.ContainsAny(name, "*/@ ") || strings.Contains(name, ":") && !strings.HasPrefix(name, "[") {
-				return fmt.Errorf("rule %q: %q is no host: write a name without port, or *.example.org", r.Output, h)
+				return fmt.Errorf("rule %q: %q is no host: write a name without port, or *.example.org", r.Name, h)
 			}
 		}
 		for _, p := range r.Paths {
 			if !strings.HasPrefix(p, "/") {
-				return fmt.Errorf("rule %q: path %q must begin with a slash", r.Output, p)
+				return fmt.Errorf("rule %q: path %q must begin with a slash", r.Name, p)
 			}
 		}
 		for _, m := range r.Methods {
 			if !http1.ValidName(m) {
-				return fmt.Errorf("rule %q: %q is no method", r.Output, m)
+				return fmt.Errorf("rule %q: %q is no method", r.Name, m)
 			}
 		}
 		for f := range r.Fields {
 			if !http1.ValidName(f) {
-				return fmt.Errorf("rule %q: %q is no field name", r.Output, f)
+				return fmt.Errorf("rule %q: %q is no field name", r.Name, f)
 			}
 		}
 	}

@@ -49,15 +49,15 @@ func TestUnder(t *testing.T) {
 
 func TestCheck(t *testing.T) {
 	for _, c := range []Config{
-		{}, {Rules: []Rule{{Output: "no_route"}}}, {Rules: []Rule{{Output: "a", Hosts: []string{"a:80"}}}}, {Rules: []Rule{{Output: "a", Hosts: []string{"*"}}}},
-		{Rules: []Rule{{Output: "a", Names: []string{"a.*.b"}}}}, {Rules: []Rule{{Output: "a", Paths: []string{"api"}}}}, {Rules: []Rule{{Output: "a", Methods: []string{"G T"}}}},
-		{Rules: []Rule{{Output: "a", Fields: map[string]string{"a b": "c"}}}},
+		{}, {Rules: []Rule{{Name: "no_route"}}}, {Rules: []Rule{{Name: "a", Hosts: []string{"a:80"}}}}, {Rules: []Rule{{Name: "a", Hosts: []string{"*"}}}},
+		{Rules: []Rule{{Name: "a", Names: []string{"a.*.b"}}}}, {Rules: []Rule{{Name: "a", Paths: []string{"api"}}}}, {Rules: []Rule{{Name: "a", Methods: []string{"G T"}}}},
+		{Rules: []Rule{{Name: "a", Fields: map[string]string{"a b": "c"}}}},
 	} {
 		if check(c) == nil {
 			t.Errorf("%+v passes", c)
 		}
 	}
-	if err := check(Config{Rules: []Rule{{Output: "a", Hosts: []string{"*.a.example", "[::1]"}, Paths: []string{"/"}}}}); err != nil {
+	if err := check(Config{Rules: []Rule{{Name: "a", Hosts: []string{"*.a.example", "[::1]"}, Paths: []string{"/"}}}}); err != nil {
 		t.Error(err)
 	}
 }
