@@ -55,9 +55,9 @@ type Daemon struct {
 	stopped    sync.Once
 	ready      atomic.Bool
 	notify     notifier
-	background sync.WaitGroup // what a reload left to be done
-	latch      func(step string)
-	sampling   sync.Mutex // while a command samples
+	background sync.WaitGroup          // what a reload left to be done
+	latch      func(step string) error // of tests
+	sampling   sync.Mutex              // while a command samples
 
 	mu   sync.Mutex // over a reload, and over the stop
 	file *graph.File

@@ -46,7 +46,7 @@ func (d *Daemon) Reload(f *graph.File) (runtime.Plan, error) {
 	steps = append(d.graphSteps(f, steps), step{"admission", func() error { return d.xdp.update(f) }, func() error {
 		return errors.Join(d.xdp.prepare(d.file), d.xdp.update(d.file))
 	}})
-	if err := d.walk(steps); err != nil {
+	if err := d.walk(append(steps, step{name: "end", do: func() error { return nil }})); err != nil {
 		return plan, err
 	}
 	d.shared.Lock()
@@ -70,8 +70,10 @@ func (d *Daemon) Reload(f *graph.File) (runtime.Plan, error) {
 // walk takes the steps, and goes back if one fails.
 func (d *Daemon) walk(steps []step) error {
 	for i, s := range steps {
-		d.hold(s.name)
-		err := s.do()
+		err := d.hold(s.name)
+		if err == nil {
+			err = s.do()
+		}
 		if err == nil {
 			continue
 		}
@@ -85,15 +87,15 @@ func (d *Daemon) walk(steps []step) error {
 		}
 		return err
 	}
-	d.hold("end")
 	return nil
 }
 
-// hold lets tests stop a reload before a step.
-func (d *Daemon) hold(before string) {
-	if d.latch != nil {
-		d.latch(before)
+// hold lets tests stop a reload before a step, and let the step fail.
+func (d *Daemon) hold(before string) error {
+	if d.latch == nil {
+		return nil
 	}
+	return d.latch(before)
 }
 
 // graphSteps puts the steps of state and graphs around those of controls.

@@ -170,8 +170,7 @@ func newNode(c Config, core graph.Core, cell *state.Cell) (*node, error) {
 		n.class[p] = other
 	}
 	n.class[packet.ProtoTCP], n.class[packet.ProtoUDP] = tcp, udp
-	n.last = core.Now()
-	n.clk.set(n.last)
+	// The clock is set by the first vector: the core may be running another graph now.
 	return n, nil
 }
 
