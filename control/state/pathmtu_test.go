@@ -30,6 +30,9 @@ func TestPathMTUs(t *testing.T) {
 		}
 		p.Learn(b, 1300)
 		step("no backend", 0)
+		if len(p.timers) != 0 {
+			t.Errorf("what is no backend is kept in mind: %v", p.timers)
+		}
 		p.Learn(a, 1400)
 		step("learned", 1400)
 		time.Sleep(6 * time.Minute)
