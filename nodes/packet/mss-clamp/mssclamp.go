@@ -115,6 +115,15 @@ func (w *worker) clamp(v *packet.Vector, i, mtu int) {
 	if size < packet.TCPLen || size > len(h) {
 		return
 	}
+	if usual(h, size) {
+		old := binary.BigEndian.Uint16(h[packet.TCPLen+2:])
+		if int(old) > limit {
+			binary.BigEndian.PutUint16(h[packet.TCPLen+2:], uint16(limit))
+			binary.BigEndian.PutUint16(h[16:], packet.Update16(binary.BigEndian.Uint16(h[16:]), old, uint16(limit)))
+			w.counts[clamped]++
+		}
+		return
+	}
 	// Options are read to their end before anything is changed, so that a SYN
 	// stays as it was, or is changed whole. An MSS may come more than once, and which
 	// one counts is up to the receiver: all are lowered.
@@ -159,6 +168,22 @@ func (w *worker) clamp(v *packet.Vector, i, mtu int) {
 		binary.BigEndian.PutUint16(h[16:], packet.Update16(binary.BigEndian.Uint16(h[16:]), was, is))
 	}
 	w.counts[clamped] += lowered
+}
+
+// usual tells whether the options of the TCP header h of size bytes are an MSS in front,
+// and behind it nothing, or what Linux or Windows send: SYNs of most clients.
+func usual(h []byte, size int) bool {
+	be := binary.BigEndian
+	h = h[:size]
+	switch size {
+	case 24: // MSS
+		return be.Uint16(h[20:]) == 0x0204
+	case 32: // MSS, NOP, window scale, NOP, NOP, SACK permitted
+		return be.Uint64(h[20:])&^0xffff_0000_00ff == 0x0204_0000_0103_0300 && be.Uint32(h[28:]) == 0x0101_0402
+	case 40: // MSS, SACK permitted, timestamps, NOP, window scale
+		return be.Uint64(h[20:])&^0xffff_0000_0000 == 0x0204_0000_0402_080a && be.Uint32(h[36:])&^0xff == 0x0103_0300
+	}
+	return false
 }
 
 // insert puts an MSS option in front of the other options of lane i: what stands before

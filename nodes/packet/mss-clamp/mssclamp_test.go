@@ -361,3 +361,48 @@ func BenchmarkClamp(b *testing.B) {
 		})
 	}
 }
+
+// TestUsualOptions: what is known at a glance is what the walk over the options finds,
+// also where it differs from the usual by one bit.
+func TestUsualOptions(t *testing.T) {
+	for _, o := range [][]byte{
+		{2, 4, 0x05, 0xb4},
+		{2, 4, 0x05, 0xb4, 1, 3, 3, 8, 1, 1, 4, 2},
+		{2, 4, 0x05, 0xb4, 4, 2, 8, 10, 1, 2, 3, 4, 0, 0, 0, 0, 1, 3, 3, 7},
+	} {
+		h := append(make([]byte, packet.TCPLen), o...)
+		if !usual(h, len(h)) {
+			t.Errorf("%x is not usual", o)
+		}
+		for bit := range 8 * len(o) {
+			h[packet.TCPLen+bit/8] ^= 1 << (bit % 8)
+			// The walk finds one MSS in front, and no fault.
+			found, at := 0, packet.TCPLen
+			for at < len(h) && h[at] != kindEnd {
+				if h[at] == kindNop {
+					at++
+					continue
+				}
+				if at+2 > len(h) || h[at+1] < 2 || at+int(h[at+1]) > len(h) || h[at] == kindMSS && (h[at+1] != optionLen || at != packet.TCPLen) {
+					found = -1
+					break
+				}
+				if h[at] == kindMSS {
+					found++
+				}
+				at += int(h[at+1])
+			}
+			if usual(h, len(h)) && found != 1 {
+				t.Errorf("%x is called usual", h[packet.TCPLen:])
+			}
+			h[packet.TCPLen+bit/8] ^= 1 << (bit % 8)
+		}
+		w := rig(t, false)
+		for _, value := range []uint16{1460, 1436, 536} {
+			binary.BigEndian.PutUint16(o[2:], value)
+			if got := mss(t, send(t, w, over4, options(t, false, o...))); !slices.Equal(got, []uint16{min(value, 1436)}) {
+				t.Errorf("%x: MSS %d", o, got)
+			}
+		}
+	}
+}
