@@ -70,6 +70,7 @@ type Daemon struct {
 	config   configuration
 
 	gateways atomic.Pointer[[]netip.Addr]
+	tunnel   tunnel
 
 	watchers sync.Map // of func(), by a key of its own: called when targets of checks change
 }
@@ -129,6 +130,9 @@ func New(f *graph.File, o Options) (d *Daemon, err error) {
 		return d, err
 	}
 	d.findGateways(f)
+	if err = d.followTunnel(f); err != nil {
+		return d, err
+	}
 	for _, inst := range f.Controls {
 		c, err := d.build(inst)
 		if err != nil {

@@ -104,6 +104,7 @@ func (d *Daemon) graphSteps(f *graph.File, controls []step) []step {
 	steps := []step{
 		{"addresses", func() error { return d.lockedOut(f) }, nil},
 		{"rules", func() error { return d.xdp.prepare(f) }, nil},
+		{"tunnel", func() error { return d.followTunnel(f) }, func() error { return d.followTunnel(old) }},
 	}
 	var commits []step
 	for _, g := range packetGraphs(f) {

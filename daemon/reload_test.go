@@ -131,7 +131,7 @@ func TestReloadHeld(t *testing.T) {
 	if got := r.ReloadFile("test", false); got.Outcome != admin.Reloaded {
 		t.Fatalf("%+v", got)
 	}
-	want := "addresses, rules, build edge, control health tcp, control health more, state, graph edge, admission, end"
+	want := "addresses, rules, tunnel, build edge, control health tcp, control health more, state, graph edge, admission, end"
 	if got := strings.Join(steps, ", "); got != want {
 		t.Errorf("steps were %s, want %s", got, want)
 	}

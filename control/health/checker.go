@@ -4,6 +4,7 @@ import (
 	"container/heap"
 	"context"
 	"math/rand/v2"
+	"net/netip"
 	"sync"
 	"time"
 
@@ -33,6 +34,7 @@ type Checker struct {
 // target is what is known about one target.
 type target struct {
 	state.Target
+	vips   []netip.AddrPort // on it, to be asked through the tunnel; port 0 is not known
 	health state.Health
 	streak int // results in a row that speak against health, or for a first verdict
 	last   bool
@@ -47,6 +49,9 @@ type target struct {
 // Start probes all targets, the first time spread over the interval's beginning so
 // that thousands are not asked in the same millisecond.
 func (c *Checker) Start(context.Context) error {
+	if err := c.prober.open(); err != nil {
+		return err
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	c.cancel = cancel
 	c.targets = map[state.Target]*target{}
@@ -114,7 +119,7 @@ func (c *Checker) dispatch(ctx context.Context) time.Duration {
 		heap.Pop(&c.due)
 		c.active++
 		c.running.Add(1)
-		go c.probe(ctx, t, c.prober)
+		go c.probe(ctx, t, c.prober, t.vips)
 	}
 	// A probe that ends, or a change of targets, wakes the scheduler.
 	return time.Hour
@@ -123,8 +128,12 @@ func (c *Checker) dispatch(ctx context.Context) time.Duration {
 // retarget takes over the targets of the current snapshot: new ones are due soon,
 // old ones keep their state and time.
 func (c *Checker) retarget() {
-	want := map[state.Target]bool{}
-	for _, t := range c.host.Snapshot().Targets() {
+	want, s := map[state.Target]bool{}, c.host.Snapshot()
+	var vips map[state.Target][]netip.AddrPort
+	if c.prober.tunnel != nil {
+		vips = vipsOf(s, c.name)
+	}
+	for _, t := range s.Targets() {
 		if t.Check != c.name {
 			continue
 		}
@@ -134,6 +143,7 @@ func (c *Checker) retarget() {
 			c.targets[t] = n
 			heap.Push(&c.due, n)
 		}
+		c.targets[t].vips = vips[t]
 	}
 	for k, t := range c.targets {
 		if !want[k] {
@@ -146,20 +156,25 @@ func (c *Checker) retarget() {
 	}
 }
 
-func (c *Checker) probe(ctx context.Context, t *target, p *prober) {
+func (c *Checker) probe(ctx context.Context, t *target, p *prober, vips []netip.AddrPort) {
 	defer c.running.Done()
 	begun := time.Now()
-	err := p.probe(ctx, t.Target)
+	err := p.probe(ctx, t.Target, vips)
 	took := time.Since(begun)
 	if ctx.Err() != nil {
 		return
 	}
 	c.mu.Lock()
 	c.active--
-	now, changed := t.judge(err, took, c.prober.cfg.Rise, c.prober.cfg.Fall)
-	gone := t.gone
+	var now state.Health
+	changed, gone := false, t.gone
+	if c.prober == p {
+		now, changed = t.judge(err, took, p.cfg.Rise, p.cfg.Fall)
+		t.at = begun.Add(p.jittered())
+	} else { // the check has changed meanwhile: what the old one found says nothing
+		t.at = time.Now().Add(c.prober.first())
+	}
 	if !gone {
-		t.at = begun.Add(c.prober.jittered())
 		heap.Push(&c.due, t)
 	}
 	c.mu.Unlock()

@@ -11,7 +11,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
+	"net/netip"
 	"regexp"
 	"slices"
 	"strconv"
@@ -27,9 +29,10 @@ import (
 // Config is the arguments of a health block.
 type Config struct {
 	Type     string        `hcl:"type,optional" enum:"tcp,http,https" doc:"what a probe does: connect, or connect and GET"`
-	Port     int           `hcl:"port,optional" range:"0,65535" doc:"port to probe; 0 is the backend's port, else 80 (443 for https)"`
+	Port     int           `hcl:"port,optional" range:"0,65535" doc:"port to probe; 0 is the VIP's first port if through is tunnel, else the backend's, else 80 (443 for https)"`
 	Path     string        `hcl:"path,optional" doc:"path and query of the GET"`
-	Host     string        `hcl:"host,optional" doc:"Host field and TLS server name; empty is the backend's address"`
+	Through  string        `hcl:"through,optional" enum:"direct,tunnel" doc:"direct asks the backend at its own address; tunnel asks the VIPs on it, through the encapsulation that traffic takes"`
+	Host     string        `hcl:"host,optional" doc:"Host field and TLS server name; empty is the address that is asked"`
 	Expect   []string      `hcl:"expect,optional" doc:"status codes that are a success: numbers or ranges as in \"200-299\""`
 	Body     string        `hcl:"body,optional" doc:"regular expression (RE2) that the first 64 KiB of the body must match; empty matches all"`
 	Verify   bool          `hcl:"verify,optional" doc:"whether the certificate of an https backend must be valid"`
@@ -43,7 +46,7 @@ type Config struct {
 // Defaults are the values of a health block that says nothing.
 func Defaults() Config {
 	return Config{
-		Type: "tcp", Path: "/", Expect: []string{"200-299"},
+		Type: "tcp", Through: "direct", Path: "/", Expect: []string{"200-299"},
 		Interval: 5 * time.Second, Timeout: 2 * time.Second, Rise: 2, Fall: 3, Parallel: 256,
 	}
 }
@@ -58,6 +61,17 @@ type Host interface {
 	WatchTargets(f func()) (stop func())
 }
 
+// TunnelDialer is a Host that reaches backends as traffic does. Checks with through =
+// "tunnel" need it.
+type TunnelDialer interface {
+	// OpenTunnel makes what DialTunnel needs, until close, which may be called again.
+	// Several may have it open.
+	OpenTunnel() (close func() error, err error)
+	// DialTunnel connects by TCP to a VIP on a backend, through the tunnel to it. No
+	// other answers.
+	DialTunnel(ctx context.Context, backend netip.Addr, vip netip.AddrPort) (net.Conn, error)
+}
+
 func init() {
 	graph.Register(graph.Def[Config]{
 		Kind:     "health",
@@ -70,7 +84,7 @@ func init() {
 			if !ok {
 				return nil, errors.New("health has no daemon to tell")
 			}
-			p, err := newProber(c)
+			p, err := newProber(c, h)
 			if err != nil {
 				return nil, err
 			}
@@ -126,18 +140,20 @@ var _ graph.Reconfigurer = (*Checker)(nil)
 // Reconfigure changes what is probed and how, at once; what is known of targets
 // stays.
 func (c *Checker) Reconfigure(config any) error {
-	p, err := newProber(*config.(*Config))
+	p, err := newProber(*config.(*Config), c.host)
 	if err != nil {
+		return err
+	}
+	if err := p.open(); err != nil {
 		return err
 	}
 	c.mu.Lock()
 	old := c.prober
-	c.prober = p
+	c.prober, c.again = p, true
 	c.mu.Unlock()
-	old.close()
 	c.log.Info("the check has changed", zap.String("health", c.name))
 	c.hurry()
-	return nil
+	return old.close()
 }
 
 // Stop ends the scheduler, and the probes in hand.
@@ -148,6 +164,5 @@ func (c *Checker) Stop(context.Context) error {
 	c.unwatch()
 	c.cancel()
 	c.running.Wait()
-	c.prober.close()
-	return nil
+	return c.prober.close()
 }

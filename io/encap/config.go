@@ -20,6 +20,9 @@ type Config struct {
 // Defaults are the values of a block that says nothing.
 func Defaults() Config { return Config{NextHop: "sender", TTL: 64, DSCP: "zero", VLAN: "keep"} }
 
+// Outer answers c, for those who know a kind's arguments only as something that has it.
+func (c Config) Outer() Config { return c }
+
 // Check looks at what tags cannot say. It answers a sentence for the operator.
 func (c Config) Check() error {
 	if _, err := parseNextHop(c.NextHop); err != nil {

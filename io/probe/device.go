@@ -108,13 +108,8 @@ func (d *device) make() error {
 	if err := d.net.LinkSetARPOff(d.link); err != nil {
 		return err
 	}
-	for name, value := range map[string]string{
-		deviceName + "/disable_ipv6": "0", deviceName + "/addr_gen_mode": "1", endName + "/disable_ipv6": "1",
-	} {
-		if err := os.WriteFile("/proc/sys/net/ipv6/conf/"+name, []byte(value), 0); err != nil {
-			d.no6 = err
-		}
-	}
+	const none = 1 // IN6_ADDR_GEN_MODE_NONE
+	d.no6 = errors.Join(d.net.LinkSetIP6AddrGenMode(d.link, none), d.net.LinkSetIP6AddrGenMode(end, none), enable6(deviceName))
 	if d.program, err = bpf.AttachProbe(bpf.ProbeOptions{Interface: d.link.Attrs().Index}); err != nil {
 		return err
 	}
@@ -139,6 +134,16 @@ func (d *device) make() error {
 		}
 	}
 	return nil
+}
+
+// enable6 has a device speak IPv6, where new ones do not by themselves.
+func enable6(link string) error {
+	path := filepath.Join("/proc/sys/net/ipv6/conf", link, "disable_ipv6")
+	off, err := readInt(path)
+	if err != nil || off == 0 {
+		return err
+	}
+	return os.WriteFile(path, []byte("0"), 0)
 }
 
 // close removes all that there is, and puts settings back.
