@@ -50,8 +50,8 @@ demo: build ## a client, a router, a balancer and three backends in namespaces, 
 	.ci/install demo
 	$(BIN) demo
 
-bench: ## all benchmarks, as lines for benchstat
-	$(GO) test -run '^$$' -bench . -benchmem ./...
+bench: ## the figures to reach, beside a scalar reference; BENCH='-only look-up' for some
+	$(GO) run ./bench/figures $(BENCH)
 
 soak: ## long runs: every fuzz target for a minute, and tests that take minutes
 	.ci/fuzz 60s

@@ -55,6 +55,7 @@ type Traffic struct {
 	turn    int    // of sizes
 	rnd     uint64
 	phase   phase
+	lone    bool // all packets are resets of 1024 flows that nobody knows
 }
 
 // phase says in which state the flows are that all know.
@@ -174,6 +175,16 @@ func (t *Traffic) Next(b []byte) (size int) {
 	size = int(t.sizes[t.turn])
 	if t.turn++; t.turn == len(t.sizes) {
 		t.turn = 0
+	}
+	if t.lone {
+		n := maxFlows + t.fresh%1024
+		t.fresh++
+		t.classes[n%uint32(len(t.classes))].write(b, size, 0, n)
+		tcp := b[packet.EtherLen+packet.IPv4Len:]
+		sum := packet.Update16(binary.BigEndian.Uint16(tcp[16:]), packet.ACK, packet.RST)
+		tcp[13] = packet.RST
+		binary.BigEndian.PutUint16(tcp[16:], sum)
+		return size
 	}
 	syn := 0
 	if t.NewFlows > 0 {

@@ -47,6 +47,7 @@ var floorPlan = []rule{
 	{"cases", "", ""}, // tests alone
 	{"replay", "io/... graph/... runtime/... control/...", "*"},
 	{"bench", "io/... graph/... runtime/... control/... nodes/... replay", "*"},
+	{"bench/figures", "bench nodes/all", ""},
 	{"cmd", "io/... graph/... runtime/... control/... nodes/... daemon replay bench internal/...", "*"},
 	{"cmd/lbgraph", "cmd nodes/all control/all", ""},
 	// beside it: tools of the repository, which nothing but cmd imports
