@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"context"
 	"encoding/binary"
 	"fmt"
 	"net/netip"
@@ -88,7 +89,9 @@ func newRig(t *testing.T, text string, change ...func(*Options)) *rig {
 	}
 	t.Cleanup(func() {
 		atRest(t, d)
-		if err := d.Stop(t.Context()); err != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		if err := d.Stop(ctx); err != nil {
 			t.Error(err)
 		}
 	})

@@ -435,7 +435,6 @@ func (d *xdpDriver) rules(port string) *bpf.Rules {
 type rehearsal struct {
 	live   map[string]graph.PortInfo
 	source *mem.Port // the first that is received from
-	ports  []*mem.Port
 }
 
 // Queues is part of runtime.Driver.
