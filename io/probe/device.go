@@ -31,6 +31,7 @@ type device struct {
 	no6     error // why there is no IPv6
 
 	mu       sync.Mutex
+	letIns   map[place]time.Time // when letIn found nothing to do any more, by VIP
 	settings []setting
 	before   [2]bool // our rule stands before that of local addresses: IPv4, IPv6
 }
@@ -43,6 +44,8 @@ const (
 	// mtu is the smallest that IPv6 allows (RFC 8200 section 5): probes are small, and
 	// the outer headers find room on any path that carries traffic.
 	mtu = 1280
+	// stale is when letIn looks again: it is dear, and little changes.
+	stale = 5 * time.Second
 	// patience is how long a program of our own is waited for to go: the kernel takes
 	// those of a dead process off with a delay.
 	patience = time.Second
@@ -55,7 +58,7 @@ func open(log *zap.Logger) (*device, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &device{log: log, net: h}
+	d := &device{log: log, net: h, letIns: map[place]time.Time{}}
 	if err = d.takeOver(); err != nil {
 		h.Close()
 		return nil, err
@@ -266,11 +269,32 @@ func (d *device) addresses(v4 bool) (all []place, err error) {
 // With IPv4 it looks at where it would send to the VIP itself, and refuses an answer
 // from an address of its own, or, with rp_filter, by another link than it would use.
 func (d *device) letIn(vip netip.Addr, link int) error {
+	key := place{vip, link}
+	d.mu.Lock()
+	fresh := time.Since(d.letIns[key]) < stale
+	d.mu.Unlock()
+	if fresh {
+		return nil
+	}
+	if err := d.look(vip, link); err != nil {
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if len(d.letIns) > 10000 { // of VIPs that are gone
+		clear(d.letIns)
+	}
+	d.letIns[key] = time.Now()
+	return nil
+}
+
+// look is letIn, now.
+func (d *device) look(vip netip.Addr, link int) error {
 	if !vip.Is4() {
 		if d.no6 != nil {
 			return fmt.Errorf("there is no IPv6: %w", d.no6)
 		}
-		return d.letIn6(vip)
+		return d.look6(vip)
 	}
 	by, err := d.net.LinkByIndex(link)
 	if err != nil {
@@ -303,8 +327,8 @@ func (d *device) letIn(vip netip.Addr, link int) error {
 	return nil
 }
 
-// letIn6 is letIn for IPv6, which minds only what leaves.
-func (d *device) letIn6(vip netip.Addr) error {
+// look6 is look for IPv6, which minds only what leaves.
+func (d *device) look6(vip netip.Addr) error {
 	r, err := d.route(vip)
 	if err == nil && r.Type == unix.RTN_LOCAL {
 		return d.first(1)

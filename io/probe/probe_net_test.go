@@ -56,7 +56,7 @@ const (
 //
 //	node 192.0.2.1 --- router --- 10.0.N.2 backend N
 type world struct {
-	t            *testing.T
+	t            testing.TB
 	node, router *netnstest.NS
 	backends     []*backend
 }
@@ -66,7 +66,7 @@ type backend struct {
 	addr4, addr6 string
 }
 
-func newWorld(t *testing.T, backends int) *world {
+func newWorld(t testing.TB, backends int) *world {
 	w := &world{t: t, node: newNS(t), router: newNS(t)}
 	netnstest.Veth(netnstest.End{NS: w.node, Name: "eth0", Addrs: []string{"192.0.2.1/24", "2001:db8:f::1/64"}, Offload: true},
 		netnstest.End{NS: w.router, Name: "node", Addrs: []string{"192.0.2.2/24", "2001:db8:f::2/64"}, Offload: true})
@@ -95,7 +95,7 @@ func newWorld(t *testing.T, backends int) *world {
 }
 
 // newNS makes a namespace whose link-local addresses are usable at once.
-func newNS(t *testing.T) *netnstest.NS {
+func newNS(t testing.TB) *netnstest.NS {
 	n := netnstest.New(t)
 	n.Sysctl("net.ipv6.conf.default.accept_dad", "0")
 	return n
@@ -122,7 +122,7 @@ func (w *world) decap(b *backend, tc bool) {
 }
 
 // snapshot has a pool of backends behind both VIPs.
-func snapshot(t *testing.T, backends ...string) *state.Snapshot {
+func snapshot(t testing.TB, backends ...string) *state.Snapshot {
 	spec := state.Spec{Pools: []state.PoolSpec{{Name: "web", TableSize: 251}}}
 	for i, a := range backends {
 		spec.Pools[0].Backends = append(spec.Pools[0].Backends, state.BackendSpec{Name: fmt.Sprint("b", i), Address: netip.MustParseAddr(a), Weight: 100})
