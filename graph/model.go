@@ -46,8 +46,9 @@ type GraphConfig struct {
 	Chunk int `hcl:"chunk,optional" enum:"2048,4096" doc:"size of a frame in bytes, 256 of which stand in front of the packet"`
 	// Rings is the size of each ring of a queue.
 	Rings int `hcl:"rings,optional" range:"64,32768" doc:"entries of each ring of a queue, a power of two"`
-	// Gather waits for fuller vectors.
-	Gather time.Duration `hcl:"gather,optional" doc:"time to wait for a fuller vector; 0s runs what is there at once"`
+	// Gather waits for fuller vectors. While it waits the loop does nothing else, so it
+	// is short of what a loop may be silent.
+	Gather time.Duration `hcl:"gather,optional" range:"0s,100ms" doc:"time to wait for a fuller vector; 0s runs what is there at once"`
 }
 
 // GraphDefaults are the values of a graph block that says nothing.

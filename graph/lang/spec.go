@@ -99,6 +99,9 @@ func portText(p state.PortRange) string {
 	return fmt.Sprintf("%d-%d", p.Lo, p.Hi)
 }
 
+// broadcast is the address of everybody on the link (RFC 919), and of no host.
+var broadcast = netip.AddrFrom4([4]byte{255, 255, 255, 255})
+
 var protocols = map[string]uint8{"tcp": 6, "udp": 17, "any": 0}
 
 func (l *loader) pools(bs hcl.Blocks) {
@@ -136,7 +139,7 @@ func (l *loader) pools(bs hcl.Blocks) {
 			if !c.Address.IsValid() {
 				return // told
 			}
-			if c.Address.IsUnspecified() || c.Address.IsMulticast() || c.Address.Zone() != "" {
+			if c.Address.IsUnspecified() || c.Address.IsMulticast() || c.Address.Zone() != "" || c.Address == broadcast {
 				l.fault(l.at(key+"."+c.Name+".address", key), "Address cannot be used", "%s is no address of a single host. Write a unicast address without a zone.", c.Address)
 				return
 			}
@@ -206,7 +209,7 @@ func (l *loader) vips(bs hcl.Blocks) {
 		for _, p := range c.Ports {
 			v.Ports = append(v.Ports, state.PortRange(p))
 		}
-		if a := c.Address.Addr(); a.IsMulticast() || c.Address.IsSingleIP() && a.IsUnspecified() {
+		if a := c.Address.Addr(); a.IsMulticast() || c.Address.IsSingleIP() && (a.IsUnspecified() || a == broadcast) {
 			l.fault(l.at(key+".address", key), "Address cannot be used", "%s is no address of a single host. Write a unicast address without a zone.", a)
 			l.faulty[key] = true
 		}

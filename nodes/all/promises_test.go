@@ -148,6 +148,7 @@ vip "six" {
 		{`pool "web" {`, "table_size", []string{"251", "65537", "1000003"}, []string{"250", "241", "253", "65536", "1000033", "0", "-1"}, ""},
 		{`backend "b1" {`, "weight", []string{"0", "1", "1000"}, []string{"-1", "1001", "1.5"}, ""},
 		{`graph "edge" {`, "network_mtu", []string{"1280", "9000", "65535"}, []string{"1279", "68", "65536"}, ""},
+		{`graph "edge" {`, "gather", []string{`"0s"`, `"50us"`, `"100ms"`}, []string{`"-1us"`, `"1s"`, "1"}, ""},
 		{`graph "edge" {`, "network_mtu", []string{"1324"}, []string{"1323", "1280"}, six},
 		{"# conntrack", "entries", []string{"1024", "131072", "16777216"}, []string{"512", "131071", "100000", "33554432"}, ""},
 		{"# conntrack", "new_flows", []string{"0", "1", "1000000"}, []string{"-1"}, ""},
