@@ -81,7 +81,8 @@ type Vector struct {
 	Chain [Size]uint32 // next frame, or NoFrame
 	Port  [Size]uint16 // index of the port that received it
 
-	// Header columns, valid once fact l3 holds; offsets count from Start.
+	// Header columns, valid once fact l3 holds; offsets count from Start. Flags stands at a
+	// multiple of 8 bytes, for AnyFlag.
 	L3    [Size]uint16 // offset of the outermost IP header
 	L4    [Size]uint16 // offset of what follows all IP headers (also of a later fragment's data)
 	IPLen [Size]uint32 // bytes of the IP packet from L3; Ethernet padding lies behind
@@ -121,6 +122,16 @@ func (v *Vector) Bytes(i int) []byte {
 // checked off and what it reads behind it against Len.
 func (v *Vector) Ptr(i int, off uint32) unsafe.Pointer {
 	return unsafe.Add(unsafe.Pointer(unsafe.SliceData(v.Mem)), uintptr(v.Start[i&63]+off))
+}
+
+// AnyFlag tells whether a lane has any of the flags f, also a lane that holds no
+// packet: where no lane has, which 16 words tell, a node need not look at each.
+func (v *Vector) AnyFlag(f Flags) bool {
+	var all uint64
+	for _, w := range (*[Size / 4]uint64)(unsafe.Pointer(&v.Flags)) {
+		all |= w
+	}
+	return all&(uint64(f)*0x0001_0001_0001_0001) != 0
 }
 
 // Push makes n bytes of room in front of lane i and answers the lane's bytes,

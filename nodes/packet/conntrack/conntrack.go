@@ -583,6 +583,9 @@ func (n *node) change(st *uint32, w uint32) {
 // AfterSend is part of graph.AfterSender: flows whose backend was selected in this
 // vector are entered, now that they were sent.
 func (n *node) AfterSend(v *packet.Vector, lanes packet.Lanes) {
+	if !v.AnyFlag(packet.Chosen) {
+		return
+	}
 	n.begin(v.Now)
 	chosen := n.lanes[:0]
 	for l := lanes; l != 0; l &= l - 1 {

@@ -5,7 +5,6 @@ package fragpin
 import (
 	"fmt"
 	"time"
-	"unsafe"
 
 	"github.com/lbgraph/lbgraph/control/state"
 	"github.com/lbgraph/lbgraph/graph"
@@ -102,7 +101,7 @@ type worker struct {
 
 // Process leads later fragments where they belong; everything else goes on.
 func (w *worker) Process(v *packet.Vector, in packet.Lanes, out []packet.Lanes) {
-	if !flagged(v, packet.Later) {
+	if !v.AnyFlag(packet.Later) {
 		out[next] = in
 		return
 	}
@@ -114,16 +113,6 @@ func (w *worker) Process(v *packet.Vector, in packet.Lanes, out []packet.Lanes) 
 		}
 		w.later(v, i, out, true)
 	}
-}
-
-// flagged tells whether a lane of v has flag f, also one that holds no packet. Most
-// vectors hold no fragment, and 16 words tell.
-func flagged(v *packet.Vector, f packet.Flags) bool {
-	var all uint64
-	for _, w := range (*[packet.Size / 4]uint64)(unsafe.Pointer(&v.Flags)) {
-		all |= w
-	}
-	return all&(uint64(f)*0x0001_0001_0001_0001) != 0
 }
 
 // Arrive takes the later fragments that other cores passed.
@@ -186,7 +175,7 @@ func (w *worker) inCharge(hash uint64) int {
 
 // AfterSend pins the first fragments that were sent, here or with the core in charge.
 func (w *worker) AfterSend(v *packet.Vector, lanes packet.Lanes) {
-	if !flagged(v, packet.First) {
+	if !v.AnyFlag(packet.First) {
 		return
 	}
 	for l := lanes; l != 0; l &= l - 1 {
