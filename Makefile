@@ -46,7 +46,7 @@ gen: ## write the generated files anew: XDP objects, node references, the drawin
 	$(GO) run ./internal/reference
 	mkdir -p bin && $(GO) run ./cmd/lbgraph dot -svg lb.hcl > bin/lb.svg && mv bin/lb.svg docs/lb.svg
 
-demo: build ## a client, a router, a balancer and three backends in namespaces, with real requests (as root)
+demo: build ## two balancers behind a router with BGP, in namespaces, with real requests; one is killed (as root)
 	.ci/install demo
 	$(BIN) demo
 

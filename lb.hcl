@@ -1,16 +1,27 @@
-# The worked example: one balancer on one interface. `lbgraph check lb.hcl` looks
-# at it, `lbgraph dot lb.hcl` draws it, `make demo` runs it.
+# The worked example: a balancer on one interface, and any number of them beside it
+# with the same file. `lbgraph check lb.hcl` looks at it, `lbgraph dot lb.hcl` draws
+# it, `make demo` runs two.
 
 variable "uplink" { default = "eth0" } # lbgraph run lb.hcl -var uplink=ens3
+variable "router" { default = "192.0.2.1" }
 
 locals {
   web4 = "203.0.113.80"
   web6 = "2001:db8::80"
 }
 
+# Whether a backend works: three wrong answers in a row take it out, two right ones
+# bring it back.
+health "http" {
+  type     = "http"
+  interval = "1s"
+  timeout  = "1s"
+}
+
 # Who does the work. Flows are shared out by weight; a backend strips GRE and
 # answers clients directly.
 pool "web" {
+  health = health.http
   backend "web-1" { address = "10.0.1.1" }
   backend "web-2" { address = "10.0.1.2" }
   backend "web-3" { address = "10.0.1.3" }
@@ -58,4 +69,17 @@ graph "edge" {
   node "xdp-tx" "tx" {}
 }
 
+# Routers are told of each VIP while a backend behind it is healthy. They share
+# flows out over all balancers that tell them.
+bgp {
+  asn        = 65001
+  drain_time = "2s"
+  peer "router" {
+    address      = var.router
+    asn          = 64500
+    ttl_security = 1
+  }
+}
+
 metrics { listen = "127.0.0.1:9109" } # /metrics, /healthz, /readyz
+admin {}                              # for lbgraph status

@@ -16,14 +16,17 @@ func init() { add(newDemo) }
 func newDemo(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "demo [FILE]",
-		Short: "Show the balancer at work, in network namespaces of its own",
-		Long: `Makes a client, a router, the balancer and its backends in network namespaces,
-runs FILE (lb.hcl by default) on AF_XDP there, sends HTTP and UDP requests, and
-tells what it saw. It cleans up at the end, also after Ctrl-C, and fails if
-something that must hold does not. It needs root, and ip, ethtool and curl.
+		Short: "Show balancers at work, in network namespaces of their own",
+		Long: `Makes a client, a router with BIRD, two balancers and their backends in network
+namespaces, and runs FILE (lb.hcl by default) on AF_XDP at both balancers. Sends
+HTTP and UDP requests; kills a balancer and a backend under open connections and
+brings them back; and tells what it saw. It cleans up at the end, also after
+Ctrl-C, and fails if something that must hold does not. It needs root, and ip,
+ethtool, curl and bird (BIRD 2).
 
-FILE has a variable "uplink", the interface of its xdp-rx; its backends have IPv4
-addresses; and one of its VIPs an IPv4 address, protocol tcp and a port.`,
+FILE has a variable "uplink", the interface of its xdp-rx; a bgp block with a peer
+of an IPv4 address, which is the router's; backends with IPv4 addresses; and a VIP
+with an IPv4 address, protocol tcp and a port.`,
 		Example: `  sudo lbgraph demo
   sudo lbgraph demo lb.hcl`,
 		Args: takes("[FILE]"),

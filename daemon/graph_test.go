@@ -119,8 +119,6 @@ func TestIdle(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The file's metrics listener is not what is measured.
-	dm.controls = nil
 	if err := dm.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}

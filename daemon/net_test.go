@@ -74,7 +74,9 @@ func newWorldOf(t *testing.T, backends, mtu int) *world {
 	return w
 }
 
-// load reads lb.hcl as the repository has it.
+// load reads lb.hcl as the repository has it, but for its control blocks: no check
+// takes the backends of these tests out, which need not answer, and nothing is
+// listened on.
 func load(t *testing.T) *graph.File {
 	t.Helper()
 	f, diags := lang.Load("../lb.hcl", lang.Options{})
@@ -83,6 +85,10 @@ func load(t *testing.T) *graph.File {
 	}
 	if diags := graph.Check(f); diags.HasErrors() {
 		t.Fatal(diags)
+	}
+	f.Controls = nil
+	for i := range f.Spec.Pools {
+		f.Spec.Pools[i].Health = ""
 	}
 	return f
 }

@@ -3,10 +3,13 @@ package demo
 import (
 	"context"
 	"fmt"
+	"maps"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
+	"time"
 
 	"github.com/lbgraph/lbgraph/control/metrics"
 )
@@ -51,51 +54,76 @@ func (d *demo) listen() string {
 	return ""
 }
 
-// local asks the balancer's own listener.
-func (d *demo) local(ctx context.Context, path string) (string, error) {
-	return d.net.run(ctx, "balancer", "curl", "-sS", "--fail", "--max-time", "5", "http://"+d.listen()+path)
+// local asks a balancer's own listener.
+func (d *demo) local(ctx context.Context, balancer, path string) (string, error) {
+	return d.net.run(ctx, balancer, "curl", "-sS", "--fail", "--max-time", "5", "http://"+d.listen()+path)
 }
 
-func (d *demo) samples(ctx context.Context) ([]sample, error) {
-	text, err := d.local(ctx, "/metrics")
+func (d *demo) samples(ctx context.Context, balancer string) ([]sample, error) {
+	text, err := d.local(ctx, balancer, "/metrics")
 	return samples(text), err
 }
 
-// received is the number of bytes that came to the balancer so far.
+// received is the number of bytes that came to all balancers so far.
 func (d *demo) received(ctx context.Context) (n float64, err error) {
-	all, err := d.samples(ctx)
+	for _, b := range balancers {
+		all, err := d.samples(ctx, b)
+		if err != nil {
+			return 0, err
+		}
+		n += total(all, "lbgraph_received_bytes_total")
+	}
+	return n, nil
+}
+
+// total is the sum of a metric over its labels.
+func total(all []sample, name string) (n float64) {
 	for _, s := range all {
-		if s.name == "lbgraph_received_bytes_total" {
+		if s.name == name {
 			n += s.value
 		}
 	}
-	return n, err
+	return n
 }
 
 // counters shows what the nodes counted, and that nothing is unaccounted for.
 func (d *demo) counters(ctx context.Context) error {
-	listen := d.listen()
-	d.say("\nWhat the nodes saw: curl http://%s/metrics", listen)
-	all, err := d.samples(ctx)
-	if err != nil {
-		return err
+	d.say("\nWhat the nodes saw, of both balancers together: curl http://%s/metrics", d.listen())
+	received := 0.0
+	packets, outputs, drops := map[string]float64{}, map[string]map[string]float64{}, map[string]map[string]float64{}
+	add := func(to map[string]map[string]float64, node, what string, n float64) {
+		if to[node] == nil {
+			to[node] = map[string]float64{}
+		}
+		to[node][what] += n
 	}
-	sum := map[string]float64{}
-	packets, outputs, drops := map[string]float64{}, map[string][]string{}, map[string][]string{}
-	for _, s := range all {
-		sum[s.name] += s.value
-		if s.value == 0 {
-			continue
+	for _, b := range balancers {
+		all, err := d.samples(ctx, b)
+		if err != nil {
+			return err
 		}
-		node := s.labels["node"]
-		switch s.name {
-		case "lbgraph_node_packets_total":
-			packets[node] += s.value
-		case "lbgraph_node_output_packets_total":
-			outputs[node] = append(outputs[node], fmt.Sprintf("%s %.0f", s.labels["output"], s.value))
-		case "lbgraph_dropped_packets_total":
-			drops[node] = append(drops[node], fmt.Sprintf("%s %.0f", s.labels["reason"], s.value))
+		for _, s := range all {
+			node := s.labels["node"]
+			switch s.name {
+			case "lbgraph_received_packets_total":
+				received += s.value
+			case "lbgraph_node_packets_total":
+				packets[node] += s.value
+			case "lbgraph_node_output_packets_total":
+				add(outputs, node, s.labels["output"], s.value)
+			case "lbgraph_dropped_packets_total":
+				add(drops, node, s.labels["reason"], s.value)
+			}
 		}
+	}
+	list := func(of map[string]float64) string {
+		var all []string
+		for _, name := range slices.Sorted(maps.Keys(of)) {
+			if of[name] > 0 {
+				all = append(all, fmt.Sprintf("%s %.0f", name, of[name]))
+			}
+		}
+		return strings.Join(all, ", ")
 	}
 	w := tabwriter.NewWriter(d.Out, 0, 0, 3, ' ', 0)
 	_, _ = fmt.Fprintln(w, "    node\tpackets\tleft by\tdropped")
@@ -103,20 +131,49 @@ func (d *demo) counters(ctx context.Context) error {
 		for _, n := range g.Nodes {
 			in := packets[n.Name]
 			if n.Kind.Source {
-				in = sum["lbgraph_received_packets_total"]
+				in = received
 			}
-			_, _ = fmt.Fprintf(w, "    %s\t%.0f\t%s\t%s\n", n.Name, in, strings.Join(outputs[n.Name], ", "), strings.Join(drops[n.Name], ", "))
+			_, _ = fmt.Fprintf(w, "    %s\t%.0f\t%s\t%s\n", n.Name, in, list(outputs[n.Name]), list(drops[n.Name]))
 		}
 	}
 	if err := w.Flush(); err != nil {
 		return err
 	}
-	got := sum["lbgraph_received_packets_total"] + sum["lbgraph_made_packets_total"]
-	gone := sum["lbgraph_sent_packets_total"] + sum["lbgraph_dropped_packets_total"] + sum["lbgraph_kernel_packets_total"] + sum["lbgraph_held_packets"]
-	for _, path := range []string{"/healthz", "/readyz"} {
-		out, err := d.local(ctx, path)
-		d.fact(err == nil && strings.TrimSpace(out) == "ok", "%s says %s%s", path, strings.TrimSpace(out), by("", err))
+	for _, b := range balancers {
+		for _, path := range []string{"/healthz", "/readyz"} {
+			out, err := d.local(ctx, b, path)
+			d.fact(err == nil && strings.TrimSpace(out) == "ok", "%s: %s says %s%s", b, path, strings.TrimSpace(out), from("", err))
+		}
 	}
-	d.fact(got > 0 && got == gone, "received + made %.0f = sent + dropped + to the kernel + held %.0f", got, gone)
+	return d.conserved(ctx)
+}
+
+// conserved states that each balancer accounts for every packet.
+func (d *demo) conserved(ctx context.Context) error {
+	for _, b := range balancers {
+		var got, gone float64
+		for range 20 { // a packet may be on its way
+			all, err := d.samples(ctx, b)
+			if err != nil {
+				return err
+			}
+			got, gone = 0, 0
+			for _, name := range []string{"received_packets_total", "made_packets_total"} {
+				got += total(all, "lbgraph_"+name)
+			}
+			for _, name := range []string{"sent_packets_total", "dropped_packets_total", "kernel_packets_total", "held_packets"} {
+				gone += total(all, "lbgraph_"+name)
+			}
+			if got > 0 && got == gone {
+				break
+			}
+			select {
+			case <-ctx.Done():
+				return ctx.Err()
+			case <-time.After(50 * time.Millisecond):
+			}
+		}
+		d.fact(got > 0 && got == gone, "%s: received + made %.0f = sent + dropped + to the kernel + held %.0f", b, got, gone)
+	}
 	return nil
 }

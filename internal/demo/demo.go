@@ -1,13 +1,16 @@
-// Package demo shows the balancer at work: it lays a small network in namespaces,
-// runs a file's graph on AF_XDP there, sends real requests, and says what it saw.
+// Package demo shows balancers at work: it lays a small network in namespaces,
+// runs a file's graph on AF_XDP there, twice, sends real requests, takes things
+// away under them, and says what it saw.
 //
-//	client ── router ── balancer
+//	client ── router ── balancer 1
+//	            ├────── balancer 2
 //	            ├────── backend 1
 //	            └────── backend 2 …
 //
-// The client calls a VIP. The router leads VIPs to the balancer, which sends each
-// packet on, in a tunnel, by the way it came; the router forwards the tunnel to the
-// backend, which strips it and answers the client directly.
+// The client calls a VIP. Both balancers announce it to the router, which shares
+// flows out over them. A balancer sends each packet on, in a tunnel, by the way it
+// came; the router forwards the tunnel to the backend, which strips it and answers
+// the client directly.
 package demo
 
 import (
@@ -27,6 +30,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/lbgraph/lbgraph/control/bgp"
 	"github.com/lbgraph/lbgraph/control/state"
 	"github.com/lbgraph/lbgraph/graph"
 )
@@ -35,19 +39,22 @@ import (
 type Config struct {
 	Binary string      // of lbgraph itself
 	File   *graph.File // checked; its xdp-rx receives on Uplink
-	Args   []string    // what follows "run" on the balancer's command line
-	Uplink string      // the balancer's interface
+	Args   []string    // what follows the file on the balancers' command lines
+	Uplink string      // the balancers' interface
 	Out    io.Writer
 }
 
-// Addresses of the network; VIPs and backends have those of the file.
+// Addresses of the network; VIPs and backends have those of the file, which also
+// says where balancers find the router.
 const (
-	client4, client6     = "198.51.100.7", "2001:db8:c::7"
-	router4, router6     = "198.51.100.1", "2001:db8:c::1"
-	balancer4, balancer6 = "192.0.2.2", "2001:db8:f::2"
-	gateway4, gateway6   = "192.0.2.1", "2001:db8:f::1"
-	onlink4, onlink6     = "169.254.1.1", "fe80::1" // the router, on the backends' links
+	client4, client6 = "198.51.100.7", "2001:db8:c::7"
+	router4, router6 = "198.51.100.1", "2001:db8:c::1"
+	gateway6         = "2001:db8:f::1"
+	onlink4, onlink6 = "169.254.1.1", "fe80::1" // the router, on the backends' links
 )
+
+// balancers of the demo, by the names of their namespaces.
+var balancers = []string{"balancer-1", "balancer-2"}
 
 const (
 	requests = 40       // over HTTP; one of three backends is missed with a chance of 3·(2/3)⁴⁰
@@ -57,6 +64,8 @@ const (
 type demo struct {
 	Config
 	net      *network
+	bgp      *bgp.Config
+	peer     bgp.Peer // the router, as the file has it
 	backends []state.BackendSpec
 	vips     []state.VIPSpec
 	http     netip.AddrPort // an IPv4 VIP over TCP
@@ -90,8 +99,9 @@ func Run(ctx context.Context, c Config) (err error) {
 		d.say("\nCleaning up: processes, namespaces and interfaces")
 		err = errors.Join(err, d.net.close())
 	}()
+	d.net.patience = 5*time.Second + d.bgp.DrainTime
 	begun := time.Now()
-	for _, step := range []func(context.Context) error{d.lay, d.start, d.ask, d.askUDP, d.bulk, d.counters} {
+	for _, step := range []func(context.Context) error{d.lay, d.start, d.ask, d.askUDP, d.bulk, d.counters, d.failover} {
 		if err := step(ctx); err != nil {
 			if ctx.Err() != nil {
 				return errors.New("interrupted")
@@ -155,7 +165,7 @@ func (d *demo) read() error {
 	if d.listen() == "" {
 		return fmt.Errorf("%s: the demo shows counters, so the file needs a metrics block", d.File.Path)
 	}
-	return nil
+	return d.readBGP()
 }
 
 // addrs answers the VIPs' addresses, each once.
@@ -171,32 +181,48 @@ func (d *demo) addrs() (all []netip.Addr) {
 // lay makes the namespaces and what joins them.
 func (d *demo) lay(ctx context.Context) error {
 	d.say("The network, in namespaces of its own")
-	d.say("    client %s ── router ── balancer %s, interface %s", client4, balancer4, d.Uplink)
-	for _, b := range d.backends {
-		d.say("                              ├── %s %s", b.Name, b.Address)
+	d.say("    client %s ── router ── %s %s, interface %s", client4, balancers[0], d.balancer4(0), d.Uplink)
+	const indent = "                              ├── "
+	for i, name := range balancers[1:] {
+		d.say(indent+"%s %s", name, d.balancer4(i+1))
 	}
-	names := []string{"client", "router", "balancer"}
+	for _, b := range d.backends {
+		d.say(indent+"%s %s", b.Name, b.Address)
+	}
+	names := append([]string{"client", "router"}, balancers...)
 	for _, b := range d.backends {
 		names = append(names, b.Name)
 	}
 	if err := d.net.namespaces(ctx, names); err != nil {
 		return err
 	}
-	if err := d.net.sysctl("router", map[string]string{"ipv4/ip_forward": "1", "ipv6/conf/all/forwarding": "1"}); err != nil {
+	// The router shares out flows, not clients, over ways that cost the same.
+	if err := d.net.sysctl("router", map[string]string{
+		"ipv4/ip_forward": "1", "ipv6/conf/all/forwarding": "1",
+		"ipv4/fib_multipath_hash_policy": "1", "ipv6/fib_multipath_hash_policy": "1",
+	}); err != nil {
 		return err
 	}
-	if err := errors.Join(
-		d.net.link(ctx, "client", "eth0", "router", "client"),
-		d.net.link(ctx, "balancer", d.Uplink, "router", "balancer"),
-	); err != nil {
+	if err := d.net.link(ctx, "client", "eth0", "router", "client"); err != nil {
 		return err
 	}
-	router := []string{
-		"addr add " + router4 + "/24 dev client", "addr add " + router6 + "/64 dev client nodad",
-		"addr add " + gateway4 + "/24 dev balancer", "addr add " + gateway6 + "/64 dev balancer nodad",
-	}
-	for _, a := range d.addrs() {
-		router = append(router, fmt.Sprintf("route add %s via %s", a, pick(a, balancer4, balancer6)))
+	gateway4 := d.peer.Address.String()
+	router := []string{"addr add " + router4 + "/24 dev client", "addr add " + router6 + "/64 dev client nodad"}
+	for i, name := range balancers {
+		if err := errors.Join(
+			d.net.link(ctx, name, d.Uplink, "router", name),
+			d.net.ip(ctx, name, []string{
+				"addr add " + d.balancer4(i) + "/24 dev " + d.Uplink, "addr add " + balancer6(i) + "/64 dev " + d.Uplink + " nodad",
+				"route add default via " + gateway4, "route add default via " + gateway6,
+			}),
+			// What comes for a VIP when no balancer runs any more must not come back.
+			d.net.sysctl(name, map[string]string{"ipv4/ip_forward": "0", "ipv6/conf/all/forwarding": "0"}),
+		); err != nil {
+			return err
+		}
+		router = append(router,
+			"addr add "+gateway4+" peer "+d.balancer4(i)+" dev "+name,
+			"addr add "+gateway6+" peer "+balancer6(i)+" dev "+name+" nodad")
 	}
 	for i, b := range d.backends {
 		dev := fmt.Sprintf("backend%d", i+1)
@@ -227,10 +253,6 @@ func (d *demo) lay(ctx context.Context) error {
 			"addr add " + client4 + "/24 dev eth0", "addr add " + client6 + "/64 dev eth0 nodad",
 			"route add default via " + router4, "route add default via " + router6,
 		}),
-		d.net.ip(ctx, "balancer", []string{
-			"addr add " + balancer4 + "/24 dev " + d.Uplink, "addr add " + balancer6 + "/64 dev " + d.Uplink + " nodad",
-			"route add default via " + gateway4, "route add default via " + gateway6,
-		}),
 	); err != nil {
 		return err
 	}
@@ -247,38 +269,64 @@ func pick(a netip.Addr, four, six string) string {
 	return six
 }
 
-// start begins the backends and the balancer, and waits for the first answer.
+// start begins the backends, the router's BGP and the balancers, and waits until
+// all is ready.
 func (d *demo) start(ctx context.Context) error {
 	d.say("\nThe backends: the VIPs on their loopback, HTTP and UDP servers, `lbgraph decap`")
 	for _, b := range d.backends {
-		args := []string{"demo", "backend", "--name", b.Name}
-		for _, v := range d.vips {
-			for _, p := range v.Ports {
-				flag := map[uint8]string{6: "--http", 17: "--udp"}[v.Protocol]
-				if flag != "" {
-					args = append(args, flag, netip.AddrPortFrom(v.Prefix.Addr(), p.Lo).String())
-				}
-			}
-		}
 		if err := errors.Join(
-			d.net.start(b.Name, "server", args...),
-			d.net.start(b.Name, "decap", "decap", "--interface", "eth0"),
+			d.serve(b),
+			d.net.start(b.Name, "decap", d.net.binary, "decap", "--interface", "eth0"),
 		); err != nil {
 			return err
 		}
 	}
-	args := append([]string{"run", d.File.Path}, d.Args...)
-	d.say("\nThe balancer: lbgraph %s", strings.Join(args, " "))
+	if err := d.route(); err != nil {
+		return err
+	}
+	d.say("\nThe balancers, both: lbgraph %s", strings.Join(d.command(), " "))
 	for _, g := range d.File.Graphs {
 		d.say("\n%s", strings.TrimSuffix(Picture(g), "\n"))
 	}
-	if err := d.net.start("balancer", "balancer", args...); err != nil {
+	for i := range balancers {
+		if err := d.balance(i); err != nil {
+			return err
+		}
+	}
+	d.say("\nThe router: BIRD with BGP to both, and ECMP over what they announce")
+	if err := d.ways(ctx, len(balancers)); err != nil {
 		return err
 	}
-	return d.net.until(ctx, 15*time.Second, func() error {
-		_, err := d.curl(ctx, "http://"+d.http.String()+"/", "--max-time", "1")
-		return err
-	})
+	d.fact(true, "both announce %s: the router has %d ways to each", d.names(), len(balancers))
+	return nil
+}
+
+// serve begins a backend's servers: on the VIPs, and where checks ask.
+func (d *demo) serve(b state.BackendSpec) error {
+	args := []string{d.net.binary, "demo", "backend", "--name", b.Name}
+	for _, v := range d.vips {
+		for _, p := range v.Ports {
+			flag := map[uint8]string{6: "--http", 17: "--udp"}[v.Protocol]
+			if flag != "" {
+				args = append(args, flag, netip.AddrPortFrom(v.Prefix.Addr(), p.Lo).String())
+			}
+		}
+	}
+	for _, at := range d.checks(b) {
+		args = append(args, "--http", at.String())
+	}
+	return d.net.start(b.Name, "server", args...)
+}
+
+// command is the balancers' command line.
+func (d *demo) command() []string { return append([]string{"run", d.File.Path}, d.Args...) }
+
+// balance begins a balancer. It has /run and /var/lib for itself, where the file
+// may have it keep things.
+func (d *demo) balance(i int) error {
+	const script = `mount -t tmpfs tmpfs /run && mount -t tmpfs tmpfs /var/lib && exec "$@"`
+	args := append([]string{"unshare", "--mount", "sh", "-ec", script, "sh", d.net.binary}, d.command()...)
+	return d.net.start(balancers[i], "balancer", args...)
 }
 
 func (d *demo) curl(ctx context.Context, url string, args ...string) (string, error) {
@@ -316,17 +364,24 @@ func (d *demo) ask(ctx context.Context) error {
 // answered states that all of n requests were answered, by every backend.
 func (d *demo) answered(who map[string]int, n int, failed error) {
 	total := 0
-	var each []string
-	for _, name := range slices.Sorted(maps.Keys(who)) {
-		total += who[name]
-		each = append(each, fmt.Sprintf("%s %d", name, who[name]))
+	for _, k := range who {
+		total += k
 	}
-	words := fmt.Sprintf("%d of %d answered: %s", total, n, strings.Join(each, ", "))
+	words := fmt.Sprintf("%d of %d answered: %s", total, n, tally(who))
 	if failed != nil {
 		words += "; " + failed.Error()
 	}
 	d.fact(total == n, "%s", words)
 	d.fact(len(who) == len(d.backends), "all %d backends answered", len(d.backends))
+}
+
+// tally lists who answered how often.
+func tally(who map[string]int) string {
+	var all []string
+	for _, name := range slices.Sorted(maps.Keys(who)) {
+		all = append(all, fmt.Sprintf("%s %d", name, who[name]))
+	}
+	return strings.Join(all, ", ")
 }
 
 // askUDP sends datagrams: small ones, one in fragments, and one too big that must
@@ -350,18 +405,18 @@ func (d *demo) askUDP(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	d.fact(err == nil, "a datagram of 4000 bytes, in fragments, came back whole%s", by(strings.TrimSpace(out), err))
+	d.fact(err == nil, "a datagram of 4000 bytes, in fragments, came back whole%s", from(strings.TrimSpace(out), err))
 
 	out, err = d.net.run(ctx, "client", d.Binary, "demo", "udp", d.udp.String(), "--path-mtu", "1500")
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
 	mtu := strings.TrimSpace(out)
-	d.fact(err == nil && mtu == "1476", "a datagram of 1500 bytes that must not be cut was refused by ICMP: the path takes %s%s", mtu, by("", err))
+	d.fact(err == nil && mtu == "1476", "a datagram of 1500 bytes that must not be cut was refused by ICMP: the path takes %s%s", mtu, from("", err))
 	return nil
 }
 
-func by(name string, err error) string {
+func from(name string, err error) string {
 	switch {
 	case err != nil:
 		return ": " + err.Error()
@@ -392,7 +447,7 @@ func (d *demo) bulk(ctx context.Context) error {
 		return ctx.Err()
 	}
 	name, got, _ := strings.Cut(out, " ")
-	d.fact(err == nil && got == want, "upload arrived whole in %.1f s%s", time.Since(began).Seconds(), by(name, err))
+	d.fact(err == nil && got == want, "upload arrived whole in %.1f s%s", time.Since(began).Seconds(), from(name, err))
 
 	before, noCount := d.received(ctx)
 	began = time.Now()
@@ -407,11 +462,11 @@ func (d *demo) bulk(ctx context.Context) error {
 		b, err = os.ReadFile(down)
 		same = bytes.Equal(b, body.Bytes())
 	}
-	d.fact(same, "download arrived whole in %.1f s%s", took, by("", err))
+	d.fact(same, "download arrived whole in %.1f s%s", took, from("", err))
 	after, err := d.received(ctx)
 	if err := errors.Join(noCount, err); err != nil {
 		return err
 	}
-	d.fact(after-before < bulk/10, "it went past the balancer, which saw %.0f KB of acknowledgements", (after-before)/1024)
+	d.fact(after-before < bulk/10, "it went past the balancers, which saw %.0f KB of acknowledgements", (after-before)/1024)
 	return nil
 }

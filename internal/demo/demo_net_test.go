@@ -62,23 +62,39 @@ func TestNetDemo(t *testing.T) {
 	if took := time.Since(begun); took > time.Minute {
 		t.Errorf("it took %v", took)
 	}
-	each := `web-1 [1-9]\d*, web-2 [1-9]\d*, web-3 [1-9]\d*\n    ok    all 3 backends answered\n`
+	each := `web-1 [1-9]\d*, web-2 [1-9]\d*, web-3 [1-9]\d*\n`
+	every := each + `    ok    all 3 backends answered\n`
+	stayed := `requests answered, 0 connections broken.*\n    ok    each stayed on its backend\n`
+	conserved := `    ok    balancer-1: received \+ made \d+ = sent \+ dropped \+ to the kernel \+ held \d+\n    ok    balancer-2: received \+ made `
 	at := 0
 	for _, want := range []string{ // in this order
-		`(?m)^    client 198\.51\.100\.7 ── router ── balancer 192\.0\.2\.2, interface uplink$`,
+		`(?m)^    client 198\.51\.100\.7 ── router ── balancer-1 192\.0\.2\.2, interface uplink\n +├── balancer-2 192\.0\.2\.3$`,
 		`(?m)^The backends: .* .lbgraph decap.$`,
-		`(?m)^The balancer: lbgraph run lb\.hcl --var uplink=uplink$`,
+		`(?m)^The balancers, both: lbgraph run lb\.hcl --var uplink=uplink$`,
 		`(?m)^    rx ──► parse ──► vip-classify ──► .* ──► tx$`,
-		`HTTP: 40 times curl http://203\.0\.113\.80:80/\n    ok    40 of 40 answered: ` + each,
-		`HTTP: 40 times curl http://\[2001:db8::80\]:80/\n    ok    40 of 40 answered: ` + each,
-		`UDP: 40 datagrams to 203\.0\.113\.80:7\n    ok    40 of 40 answered: ` + each,
+		`The router: BIRD .*\n    ok    both announce 203\.0\.113\.80 and 2001:db8::80: the router has 2 ways to each\n`,
+		`HTTP: 40 times curl http://203\.0\.113\.80:80/\n    ok    40 of 40 answered: ` + every,
+		`HTTP: 40 times curl http://\[2001:db8::80\]:80/\n    ok    40 of 40 answered: ` + every,
+		`UDP: 40 datagrams to 203\.0\.113\.80:7\n    ok    40 of 40 answered: ` + every,
 		`    ok    a datagram of 4000 bytes, in fragments, came back whole from web-`,
 		`    ok    a datagram of 1500 bytes .* was refused by ICMP: the path takes 1476\n`,
 		`20 MB each way; the client's link takes packets of 1500 bytes\n    ok    upload arrived whole .*\n    ok    download arrived whole`,
 		`(?m)^    node +packets +left by +dropped$`,
 		`(?m)^    ct +[1-9]\d* +hit [1-9]\d*, miss [1-9]`,
 		`(?m)^    gre +[1-9]\d* +next [1-9]`,
-		`(?m)^    ok    received \+ made (\d+) = sent \+ dropped \+ to the kernel \+ held \d+$`,
+		conserved,
+		`\nA balancer is killed \(kill -9 balancer-1\), .*\n    36 flows: \d+ go by balancer-1, \d+ by balancer-2; and an upload and a download of 20 MB by balancer-1\n`,
+		`    ok    it carried them until then, \d+\.\d MB; the router took its ways out within \d+ ms\n`,
+		`    ok    24 connections and 12 UDP flows went on by balancer-2: ` + `\d+ ` + stayed,
+		`    ok    the upload on a connection by balancer-1 arrived whole by balancer-2\n    ok    the download on a connection by balancer-1 arrived whole by balancer-2\n`,
+		`    ok    40 of 40 new connections answered: ` + each,
+		`\nIt comes back, .*\n    ok    the router has 2 ways to each VIP again, .*\n    ok    24 connections and 12 UDP flows went on by both: \d+ ` + stayed,
+		`    ok    balancer-1 carries flows again: [1-9]`,
+		`\nA backend dies \(kill -9 of web-\d's servers, which \d+ connections and \d+ UDP flows are on\)\n    ok    after \d+\.\d s its \d+ UDP flows are on others, and new connections too\n`,
+		`    ok    \d+ connections and \d+ UDP flows went on on the others: \d+ ` + stayed,
+		`    ok    40 of 40 new connections answered: web-\d [1-9]\d*, web-\d [1-9]\d*\n`,
+		`\nIt comes back\n    ok    after .* it answers new connections\n    ok    \d+ connections and 12 UDP flows went on: \d+ ` + stayed,
+		conserved,
 		`All \d+ facts hold, after \d+\.\d s\.\n`,
 		`Cleaning up: `,
 	} {
@@ -118,7 +134,7 @@ func TestNetDemoTells(t *testing.T) {
 // What the demo does when it is interrupted: nothing is left of it.
 func TestNetDemoInterrupted(t *testing.T) {
 	ctx, binary := build(t)
-	for _, at := range []string{"The network", "The backends", "HTTP:", "MB each way"} {
+	for _, at := range []string{"The network", "The backends", "HTTP:", "MB each way", "A balancer is killed", "A backend dies"} {
 		t.Run(at, func(t *testing.T) {
 			cmd := exec.CommandContext(ctx, binary, "demo", "lb.hcl")
 			cmd.Dir = "../.."

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/lbgraph/lbgraph/control/bgp"
 	"github.com/lbgraph/lbgraph/control/metrics"
 	"github.com/lbgraph/lbgraph/control/state"
 	"github.com/lbgraph/lbgraph/graph"
@@ -159,6 +160,7 @@ func TestReadRefuses(t *testing.T) {
 	web := state.VIPSpec{Name: "web", Prefix: netip.MustParsePrefix("203.0.113.80/32"), Protocol: 6, Ports: []state.PortRange{{Lo: 80, Hi: 80}}}
 	four := state.PoolSpec{Backends: []state.BackendSpec{{Name: "b", Address: netip.MustParseAddr("10.0.0.1")}}}
 	six := state.PoolSpec{Backends: []state.BackendSpec{{Name: "b", Address: netip.MustParseAddr("2001:db8::1")}}}
+	router := &bgp.Config{Peers: []bgp.Peer{{Address: netip.MustParseAddr("192.0.2.1"), Port: 179, Enabled: true}}}
 	for _, c := range []struct {
 		spec state.Spec
 		ok   bool
@@ -169,12 +171,25 @@ func TestReadRefuses(t *testing.T) {
 		{state.Spec{Pools: []state.PoolSpec{four}}, false},
 		{state.Spec{VIPs: []state.VIPSpec{web}, Pools: []state.PoolSpec{six}}, false},
 	} {
-		d := &demo{Config: Config{File: &graph.File{Spec: c.spec, Controls: []*graph.Instance{{Config: &metrics.Config{Listen: "127.0.0.1:9109"}}}}}}
+		d := &demo{Config: Config{File: &graph.File{Spec: c.spec, Controls: []*graph.Instance{{Config: &metrics.Config{Listen: "127.0.0.1:9109"}}, {Config: router}}}}}
 		if err := d.read(); (err == nil) != c.ok {
 			t.Errorf("%+v: %v", c.spec, err)
 		}
 		if c.ok && len(d.backends) != 1 {
 			t.Errorf("%d backends of one address", len(d.backends))
+		}
+		if c.ok {
+			router := d.File.Controls[1]
+			for _, other := range []*bgp.Config{
+				{},
+				{Peers: []bgp.Peer{{Address: netip.MustParseAddr("2001:db8::1"), Port: 179, Enabled: true}}},
+				{Peers: []bgp.Peer{{Address: netip.MustParseAddr("192.0.2.1"), Port: 179, Enabled: true, PasswordEnv: "SECRET"}}},
+			} {
+				router.Config = other
+				if err := d.read(); err == nil {
+					t.Errorf("%+v is a router to it", other)
+				}
+			}
 		}
 	}
 }

@@ -8,10 +8,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // prefix begins the names of the demo's namespaces.
@@ -19,10 +22,11 @@ const prefix = "lbgraph-demo-"
 
 // network is the namespaces of a demo, and what runs in them.
 type network struct {
-	binary string
-	dir    string // of logs and files
-	spaces []string
-	procs  []*process
+	binary   string
+	patience time.Duration // until a process that was told to end must have ended
+	dir      string        // of logs and files
+	spaces   []string
+	procs    []*process
 }
 
 type process struct {
@@ -30,12 +34,13 @@ type process struct {
 	cmd   *exec.Cmd
 	log   string
 	began time.Time
+	told  bool          // to end
 	done  chan struct{} // closed when it ended; err is set then
 	err   error
 }
 
 func newNetwork(binary string) (*network, error) {
-	for _, tool := range []string{"ip", "nsenter", "ethtool", "curl"} {
+	for _, tool := range []string{"ip", "nsenter", "unshare", "ethtool", "curl", "bird"} {
 		if _, err := exec.LookPath(tool); err != nil {
 			return nil, fmt.Errorf("the demo needs %s, which is not installed", tool)
 		}
@@ -137,7 +142,7 @@ func (n *network) run(ctx context.Context, space string, args ...string) (string
 	return out.String(), nil
 }
 
-// start begins an lbgraph command in a namespace; it runs until close.
+// start begins a command in a namespace; it runs until close.
 func (n *network) start(space, name string, args ...string) error {
 	p := &process{name: space + " " + name, log: filepath.Join(n.dir, space+"-"+name+".log"), began: time.Now(), done: make(chan struct{})}
 	file, err := os.Create(p.log)
@@ -145,7 +150,7 @@ func (n *network) start(space, name string, args ...string) error {
 		return err
 	}
 	defer func() { _ = file.Close() }()
-	line := n.in(space, append([]string{n.binary}, args...)...)
+	line := n.in(space, args...)
 	p.cmd = exec.Command(line[0], line[1:]...)
 	p.cmd.Stdout, p.cmd.Stderr = file, file
 	// A group of its own: Ctrl-C reaches the demo alone, which ends the others in
@@ -160,6 +165,45 @@ func (n *network) start(space, name string, args ...string) error {
 		close(p.done)
 	}()
 	return nil
+}
+
+// kill ends a process as a crash would: it does not notice.
+func (n *network) kill(space, name string) error {
+	for i, p := range n.procs {
+		if p.name == space+" "+name {
+			n.procs = slices.Delete(n.procs, i, i+1)
+			err := p.cmd.Process.Kill()
+			<-p.done
+			return err
+		}
+	}
+	return fmt.Errorf("no %s runs in %s", name, space)
+}
+
+// inside calls f on a thread that is in a namespace: sockets that it makes stay
+// there.
+func (n *network) inside(space string, f func() error) error {
+	home, err := os.Open("/proc/thread-self/ns/net")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = home.Close() }()
+	there, err := os.Open("/run/netns/" + prefix + space)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = there.Close() }()
+	runtime.LockOSThread()
+	if err := unix.Setns(int(there.Fd()), unix.CLONE_NEWNET); err != nil {
+		runtime.UnlockOSThread()
+		return err
+	}
+	err = f()
+	if back := unix.Setns(int(home.Fd()), unix.CLONE_NEWNET); back != nil {
+		return errors.Join(err, back) // the thread stays locked, and ends with its goroutine
+	}
+	runtime.UnlockOSThread()
+	return err
 }
 
 // until tries again until f succeeds. It gives up after a time, or when a process
@@ -207,15 +251,21 @@ func tail(file string) string {
 // close ends the processes, the last first, and removes the namespaces, and with
 // them the interfaces.
 func (n *network) close() (err error) {
+	// Balancers drain for a while, both at the same time.
+	for _, p := range n.procs {
+		if strings.HasSuffix(p.name, " balancer") {
+			p.end()
+		}
+	}
 	for _, p := range slices.Backward(n.procs) {
-		_ = p.cmd.Process.Signal(syscall.SIGTERM)
+		p.end()
 		select {
 		case <-p.done:
 			// One that has only just begun may not listen to signals yet.
 			if p.err != nil && time.Since(p.began) > time.Second {
 				err = errors.Join(err, fmt.Errorf("%s: %w\n%s", p.name, p.err, tail(p.log)))
 			}
-		case <-time.After(5 * time.Second):
+		case <-time.After(n.patience):
 			_ = p.cmd.Process.Kill()
 			<-p.done
 			err = errors.Join(err, fmt.Errorf("%s did not end by itself", p.name))
@@ -225,6 +275,14 @@ func (n *network) close() (err error) {
 		err = errors.Join(err, command(context.Background(), nil, "ip", "netns", "del", prefix+name))
 	}
 	return errors.Join(err, os.RemoveAll(n.dir))
+}
+
+// end tells a process to end, once: a second time might cut short how it does.
+func (p *process) end() {
+	if !p.told {
+		p.told = true
+		_ = p.cmd.Process.Signal(syscall.SIGTERM)
+	}
 }
 
 func command(ctx context.Context, in []byte, args ...string) error {
