@@ -305,16 +305,23 @@ func (n *node) look(v *packet.Vector, in packet.Lanes) (hits packet.Lanes) {
 			lanes = append(lanes, uint8(l.Next()))
 		}
 	}
-	var b batch
+	// The lines of a chunk are on their way while the chunk before is decided.
+	var b [2]batch
 	var later packet.Lanes
-	for len(lanes) > 0 {
-		now := lanes[:min(chunk, len(lanes))]
+	now := lanes[:min(chunk, len(lanes))]
+	later = n.form(v, now, &b[0])
+	n.cur.compact.aim(&b[0], len(now))
+	for turn := 0; len(now) > 0; turn ^= 1 {
 		lanes = lanes[len(now):]
-		later |= n.form(v, now, &b)
-		n.cur.compact.aim(&b, len(now))
-		n.cur.compact.compare(&b, len(now))
-		h, l := n.decide(v, now, &b)
+		next := lanes[:min(chunk, len(lanes))]
+		if len(next) > 0 {
+			later |= n.form(v, next, &b[turn^1])
+			n.cur.compact.aim(&b[turn^1], len(next))
+		}
+		n.cur.compact.compare(&b[turn], len(now))
+		h, l := n.decide(v, now, &b[turn])
 		hits, later = hits|h, later|l
+		now = next
 	}
 	if later != 0 {
 		hits |= n.lookLater(v, later)
