@@ -189,6 +189,10 @@ type Port interface {
 // queues were given frames, before the loops run.
 type Starter interface{ Start() error }
 
+// A Loser is a Port that can say how many packets were lost before it could receive
+// or send them, by reason; none of them counts as received.
+type Loser interface{ Lost() map[string]uint64 }
+
 // PortInfo describes an open port.
 type PortInfo struct {
 	Name  string

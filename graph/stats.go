@@ -38,6 +38,9 @@ type Stats struct {
 	Sizes  [packet.Size + 1]uint64
 	Census FrameCensus
 	Ports  []PortInfo
+	// Lost is the packets that ports lost before they were received, by the port's
+	// name and the reason.
+	Lost map[string]map[string]uint64
 }
 
 // NodeStats is the counts of one node.

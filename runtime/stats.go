@@ -30,6 +30,12 @@ func (e *Engine) statsLocked() Stats {
 	s := Stats{Graph: e.graph.Name, Cores: len(e.loops), CyclesPerNanosecond: CyclesPerNanosecond()}
 	for _, p := range e.ports {
 		s.Ports = append(s.Ports, p.Info())
+		if x, ok := p.Port.(graph.Loser); ok {
+			if s.Lost == nil {
+				s.Lost = map[string]map[string]uint64{}
+			}
+			s.Lost[p.spec.Name] = x.Lost()
+		}
 	}
 	var mu sync.Mutex // loops answer at the same time
 	e.eachLocked(func(l *Loop) {

@@ -53,7 +53,9 @@ func TestNetThroughTunnel(t *testing.T) {
 	decap := func(b *netnstest.NS) {
 		var d *bpf.Decap
 		var err error
-		b.Do(func() { d, err = bpf.AttachDecap(bpf.DecapOptions{Interface: b.Index("eth0"), Tunnels: bpf.GRE, TC: true}) })
+		b.Do(func() {
+			d, err = bpf.AttachDecap(bpf.DecapOptions{Interface: b.Index("eth0"), Tunnels: bpf.GRE, TC: true})
+		})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -30,6 +30,7 @@ var (
 	kernel        = desc("kernel_packets_total", "Packets given to the kernel.", "graph")
 	dropped       = desc("dropped_packets_total", "Packets dropped, by node and reason.", "graph", "node", "reason")
 	droppedBytes  = desc("dropped_bytes_total", "Bytes of packets dropped, by node and reason.", "graph", "node", "reason")
+	lost          = desc("port_lost_packets_total", "Packets that the kernel dropped on a port's sockets, by reason; they do not count as received.", "graph", "port", "reason")
 	held          = desc("held_packets", "Packets that nodes hold.", "graph")
 	frames        = desc("frames", "Frames by the place where they are.", "graph", "place")
 	passes        = desc("vectors_total", "Vectors that sources filled.", "graph")
@@ -55,7 +56,7 @@ var (
 // Describe is part of prometheus.Collector.
 func (c collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		buildInfo, received, receivedBytes, made, sent, sentBytes, kernel, dropped, droppedBytes, held, frames, passes, passSeconds,
+		buildInfo, received, receivedBytes, made, sent, sentBytes, kernel, dropped, droppedBytes, lost, held, frames, passes, passSeconds,
 		vectorSize, nodeCalls, nodePackets, nodeOutput, nodeEvents, nodeGauge, nodeCycles, nodeTimed, vipPackets, vipBytes,
 		backendPkts, backendBytes, backendStatus, poolMembers, poolDigest, generation,
 	} {
@@ -136,6 +137,11 @@ func (o out) graph(s *graph.Stats) {
 	o.count(sent, s.Sent, g)
 	o.count(sentBytes, s.SentBytes, g)
 	o.count(kernel, s.Kernel, g)
+	for port, reasons := range s.Lost {
+		for reason, n := range reasons {
+			o.count(lost, n, g, port, reason)
+		}
+	}
 	o.gauge(held, float64(s.Held), g)
 	o.count(passes, s.Passes, g)
 	for _, f := range []struct {

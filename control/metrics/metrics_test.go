@@ -31,6 +31,7 @@ func (h *host) Stats() []graph.Stats {
 		}},
 	}
 	s.Latency[0], s.Latency[3] = 2, 1
+	s.Lost = map[string]map[string]uint64{"eth0": {"rx_ring_full": 4}}
 	s.Sizes[4], s.Sizes[6] = 1, 1
 	return []graph.Stats{s}
 }
@@ -62,6 +63,7 @@ func TestFigures(t *testing.T) {
 	for _, line := range []string{
 		`lbgraph_received_packets_total{graph="edge"} 10`,
 		`lbgraph_sent_bytes_total{graph="edge"} 500`,
+		`lbgraph_port_lost_packets_total{graph="edge",port="eth0",reason="rx_ring_full"} 4`,
 		`lbgraph_dropped_packets_total{graph="edge",node="parse",reason="truncated"} 2`,
 		`lbgraph_dropped_bytes_total{graph="edge",node="parse",reason="truncated"} 80`,
 		`lbgraph_dropped_packets_total{graph="edge",node="parse",reason="unanswered"} 1`,

@@ -417,6 +417,24 @@ func (p *Port) Stats(q int) (s Stats, err error) {
 	return s, err
 }
 
+// Lost is part of graph.Loser: what the kernel dropped on the port's sockets. It
+// answers what it could read.
+func (p *Port) Lost() map[string]uint64 {
+	lost := map[string]uint64{}
+	for q := range p.queues {
+		s, err := p.Stats(q)
+		if err != nil {
+			continue
+		}
+		lost["rx_dropped"] += s.RxDropped
+		lost["rx_ring_full"] += s.RxRingFull
+		lost["fill_ring_empty"] += s.FillRingEmpty
+		lost["fill_invalid"] += s.RxInvalid
+		lost["tx_invalid"] += s.TxInvalid
+	}
+	return lost
+}
+
 // Close takes the program off and closes the sockets. What they held of the memory
 // is free again only then.
 func (p *Port) Close() error {

@@ -813,6 +813,9 @@ func TestOverload(t *testing.T) {
 			return c.got+int(s.RxRingFull+s.RxDropped) >= sent && p.queues[0].Census().Rx == 0
 		})
 		c.until("all is quiet", func() bool { k := p.queues[0].Census(); return k.Tx+k.Rx+k.Completion == 0 })
+		if lost := p.Lost(); lost["rx_ring_full"] != s.RxRingFull || lost["rx_dropped"] != s.RxDropped {
+			t.Errorf("lost %v, want %+v", lost, s)
+		}
 		if s.RxInvalid+s.TxInvalid != 0 || c.got == 0 || c.got == sent || c.got+int(s.RxRingFull+s.RxDropped) != sent {
 			t.Errorf("%d of %d received: %+v", c.got, sent, s)
 		}
