@@ -249,6 +249,7 @@ func (d *Daemon) Run(ctx context.Context) (err error) {
 		d.log.Warn("running without a service manager", zap.Error(err))
 	}
 	defer d.notify.close()
+	path := d.file.Path // a reload may come as soon as it has started
 	if err := d.Start(ctx); err != nil {
 		return err
 	}
@@ -261,8 +262,8 @@ func (d *Daemon) Run(ctx context.Context) (err error) {
 		close(stop)
 		<-watched
 	}()
-	d.log.Info("running", zap.String("file", d.file.Path), zap.Int("graphs", len(d.engines)), zap.Int("controls", len(d.running())))
-	d.say("READY=1", "STATUS=running "+d.file.Path)
+	d.log.Info("running", zap.String("file", path), zap.Int("graphs", len(d.engines)), zap.Int("controls", len(d.running())))
+	d.say("READY=1", "STATUS=running "+path)
 	<-ctx.Done()
 	d.log.Info("stopping: traffic is sent elsewhere first")
 	d.say("STOPPING=1", "STATUS=draining")

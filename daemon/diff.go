@@ -17,7 +17,7 @@ func Diff(old, to *graph.File) (p runtime.Plan) {
 	p = append(p, named("pool", old.Spec.Pools, to.Spec.Pools, func(x state.PoolSpec) string { return x.Name }, poolChanges)...)
 	p = append(p, named("vip", old.Spec.VIPs, to.Spec.VIPs, func(x state.VIPSpec) string { return x.Name }, vipChanges)...)
 	p = append(p, named("control", old.Controls, to.Controls,
-		func(x *graph.Instance) string { return strings.TrimSpace(x.Kind.Name + " " + x.Name) },
+		func(x *graph.Instance) string { return control{inst: x}.key() },
 		func(a, b *graph.Instance) []string { return conf.Changes(a.Config, b.Config) })...)
 	for i := range p {
 		// Most controls do not change while they run.
@@ -94,10 +94,6 @@ func poolChanges(a, b state.PoolSpec) (ch []string) {
 }
 
 func vipChanges(a, b state.VIPSpec) (ch []string) {
-	x, y := fmt.Sprintf("%+v", a), fmt.Sprintf("%+v", b)
-	if x == y {
-		return nil
-	}
 	for _, f := range []struct {
 		name string
 		x, y any
@@ -107,13 +103,26 @@ func vipChanges(a, b state.VIPSpec) (ch []string) {
 		{"ports", fmt.Sprint(a.Ports), fmt.Sprint(b.Ports)},
 		{"pool", a.Pool, b.Pool},
 		{"affinity", a.Affinity, b.Affinity},
+		{"leave", a.Leave, b.Leave},
 		{"disabled", a.Disabled, b.Disabled},
+		{"allow", fmt.Sprint(a.Allow), fmt.Sprint(b.Allow)},
+		{"deny", fmt.Sprint(a.Deny), fmt.Sprint(b.Deny)},
+		{"unlisted", a.Unlisted, b.Unlisted},
+		{"require", a.Require, b.Require},
+		{"quorum", a.Quorum, b.Quorum},
+		{"optional", a.Optional, b.Optional},
 	} {
-		if f.x != f.y {
-			ch = append(ch, fmt.Sprintf("%s: %v -> %v", f.name, f.x, f.y))
+		if f.x == f.y {
+			continue
+		}
+		// A list of a million prefixes says no more than that it changes.
+		if x, y := fmt.Sprint(f.x), fmt.Sprint(f.y); len(x)+len(y) < 200 {
+			ch = append(ch, fmt.Sprintf("%s: %s -> %s", f.name, x, y))
+		} else {
+			ch = append(ch, f.name+" changes")
 		}
 	}
-	if len(ch) == 0 {
+	if len(ch) == 0 && fmt.Sprintf("%+v", a) != fmt.Sprintf("%+v", b) {
 		ch = []string{"other arguments"}
 	}
 	return ch

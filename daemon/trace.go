@@ -492,12 +492,43 @@ func understudy(n *graph.Instance, live *runtime.Engine) *graph.Kind {
 		k.Packets = func(any, *graph.Env) (graph.Maker, error) {
 			return func(graph.Core) (graph.Node, error) { return &asker{n.Name, live}, nil }, nil
 		}
+	case n.Kind.Source:
+		k.Packets = func(c any, env *graph.Env) (graph.Maker, error) {
+			var ports []graph.Port
+			for _, s := range n.Kind.Ports(c) {
+				p, err := env.Port(s)
+				if err != nil {
+					return nil, err
+				}
+				ports = append(ports, p)
+			}
+			return func(c graph.Core) (graph.Node, error) { return receiver{ports, c.ID()}, nil }, nil
+		}
 	case n.Kind.Writes:
 		k.Packets = func(any, *graph.Env) (graph.Maker, error) {
 			return func(graph.Core) (graph.Node, error) { return passer{}, nil }, nil
 		}
 	}
 	return &k
+}
+
+// receiver receives on core 0, whatever the kind would do besides.
+type receiver struct {
+	ports []graph.Port
+	core  int
+}
+
+// Process is part of graph.Node.
+func (r receiver) Process(v *packet.Vector, _ packet.Lanes, out []packet.Lanes) {
+	for _, p := range r.ports {
+		if r.core > 0 {
+			return
+		}
+		if n := p.Queue(0).Receive(v); n > 0 {
+			out[0] = packet.All(n)
+			return
+		}
+	}
 }
 
 // passer lets all pass.
