@@ -280,6 +280,15 @@ func TestLeastConnections(t *testing.T) {
 			if got := p.get(get); got != "200 quick" {
 				t.Errorf("%s: %q", algorithm, got)
 			}
+			// A session ends a moment after its client has the answer.
+			eventually(t, "the quick one is idle", func() error {
+				for _, b := range r.engine.Stats()[0].Backends {
+					if b.Addr.String() == addrOf(quick) && b.Active > 0 {
+						return fmt.Errorf("%d in flight", b.Active)
+					}
+				}
+				return nil
+			})
 		}
 		release()
 		r.quiet()
