@@ -9,3 +9,9 @@ import "unsafe"
 //
 //go:noescape
 func Offsets(base unsafe.Pointer, off []uint32)
+
+// Around is Offsets for each byte's line and the line before it: what a header stands in,
+// and what is written in front of it. off is at least 64.
+//
+//go:noescape
+func Around(base unsafe.Pointer, off []uint32)

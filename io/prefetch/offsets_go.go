@@ -16,3 +16,10 @@ func Offsets(base unsafe.Pointer, off []uint32) {
 	}
 	runtime.KeepAlive(sum)
 }
+
+// Around is Offsets for each byte's line and the line before it: what a header stands in,
+// and what is written in front of it. off is at least 64.
+func Around(base unsafe.Pointer, off []uint32) {
+	Offsets(base, off)
+	Offsets(unsafe.Add(base, -64), off)
+}

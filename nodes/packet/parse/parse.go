@@ -86,10 +86,11 @@ func (worker) Process(v *packet.Vector, in packet.Lanes, out []packet.Lanes) {
 // parsed: this kind is the first to touch them.
 const ahead = 16
 
-// ask prefetches the first line of up to ahead lanes from lane from on, but not lane n.
+// ask prefetches the first line of up to ahead lanes from lane from on, but not lane n,
+// and the line before it, which encapsulation will write: by then it has come.
 func ask(v *packet.Vector, from, n int) {
 	if from < n {
-		prefetch.Offsets(unsafe.Pointer(unsafe.SliceData(v.Mem)), v.Start[from:min(from+ahead, n)])
+		prefetch.Around(unsafe.Pointer(unsafe.SliceData(v.Mem)), v.Start[from:min(from+ahead, n)])
 	}
 }
 
