@@ -20,6 +20,7 @@ import (
 	"github.com/lbgraph/lbgraph/graph"
 	"github.com/lbgraph/lbgraph/io/umem"
 	"github.com/lbgraph/lbgraph/runtime"
+	"github.com/lbgraph/lbgraph/runtime/streams"
 )
 
 // Options is what a Daemon is given.
@@ -43,16 +44,20 @@ type Options struct {
 // Daemon is a running file. Its methods may be called from any goroutine, but for
 // Start, which comes first.
 type Daemon struct {
-	opts       Options
-	log        *zap.Logger
-	store      *state.Store
-	paths      state.PathMTUs
-	xdp        *xdpDriver
-	engines    []graphEngine
-	started    time.Time
-	leaving    atomic.Bool // drains in order to stop
-	stopping   atomic.Bool
-	stopped    sync.Once
+	opts     Options
+	log      *zap.Logger
+	store    *state.Store
+	paths    state.PathMTUs
+	xdp      *xdpDriver
+	engines  []graphEngine
+	started  time.Time
+	leaving  atomic.Bool // drains in order to stop
+	stopping atomic.Bool
+	stopped  sync.Once
+
+	streams     *streams.Engine
+	streamsOnce sync.Once // over its stop
+
 	ready      atomic.Bool
 	notify     notifier
 	background sync.WaitGroup          // what a reload left to be done
@@ -126,6 +131,9 @@ func New(f *graph.File, o Options) (d *Daemon, err error) {
 		}
 		d.engines = append(d.engines, graphEngine{g.Name, e})
 	}
+	if err = d.openStreams(f); err != nil {
+		return d, err
+	}
 	if err = d.lockedOut(f); err != nil {
 		return d, err
 	}
@@ -169,6 +177,10 @@ func (d *Daemon) Start(ctx context.Context) error {
 			d.log.Info("port is open", zap.String("port", i.Name), zap.String("mode", i.Mode), zap.Int("queues", p.Queues()), zap.Int("cores", e.Cores()))
 		}
 	}
+	if err := d.streams.Start(); err != nil {
+		d.close()
+		return err
+	}
 	d.config.reading.Go(d.read)
 	for i, c := range d.controls {
 		if err := c.Start(ctx); err != nil {
@@ -197,6 +209,7 @@ func (d *Daemon) Stop(ctx context.Context) error {
 	d.mu.Lock() // reloads that a program asked for
 	defer d.mu.Unlock()
 	d.background.Wait()
+	d.stopStreams(ctx)
 	err := d.stopControls(ctx, d.running())
 	d.close()
 	return err
@@ -230,6 +243,7 @@ func (d *Daemon) stopControls(ctx context.Context, controls []control) error {
 }
 
 func (d *Daemon) close() {
+	d.stopStreams(context.Background())
 	for _, e := range d.engines {
 		e.Stop()
 	}
@@ -273,6 +287,7 @@ func (d *Daemon) Run(ctx context.Context) (err error) {
 		d.log.Warn("the node is not drained", zap.Error(err))
 	}
 	d.say("STATUS=stopping")
+	d.stopStreams(context.Background())
 	end, cancel := context.WithTimeout(context.Background(), stopTime)
 	defer cancel()
 	if err := d.Stop(end); err != nil {

@@ -32,15 +32,24 @@ func Diff(old, to *graph.File) (p runtime.Plan) {
 		if i := slices.IndexFunc(old.Graphs, func(o *graph.Graph) bool { return o.Name == g.Name && o.Plane == g.Plane }); i >= 0 {
 			p = append(p, runtime.Diff(old.Graphs[i], g)...)
 		} else {
-			p = append(p, runtime.Action{Class: runtime.Restart, What: "graph " + g.Name, Why: "is added"})
+			p = append(p, runtime.Action{Class: comesAndGoes(g), What: "graph " + g.Name, Why: "is added"})
 		}
 	}
 	for _, g := range old.Graphs {
 		if !slices.ContainsFunc(to.Graphs, func(o *graph.Graph) bool { return o.Name == g.Name && o.Plane == g.Plane }) {
-			p = append(p, runtime.Action{Class: runtime.Restart, What: "graph " + g.Name, Why: "is removed"})
+			p = append(p, runtime.Action{Class: comesAndGoes(g), What: "graph " + g.Name, Why: "is removed"})
 		}
 	}
 	return p
+}
+
+// comesAndGoes tells whether a graph can be added and removed while others run:
+// streams can.
+func comesAndGoes(g *graph.Graph) runtime.Class {
+	if g.Plane == graph.StreamPlane {
+		return runtime.Live
+	}
+	return runtime.Restart
 }
 
 // named plans the change of a list of things that have names.

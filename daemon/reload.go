@@ -134,7 +134,8 @@ func (d *Daemon) graphSteps(f *graph.File, controls []step) []step {
 	}
 	steps = append(steps, controls...)
 	steps = append(steps, step{"state", func() error { return d.store.Apply(f.Spec) }, func() error { return d.store.Apply(old.Spec) }})
-	return append(steps, commits...)
+	steps = append(steps, commits...)
+	return append(steps, d.streamSteps(f, old)...)
 }
 
 // controlSteps answers the controls of f, those that go, and the steps to get there.
