@@ -140,8 +140,13 @@ func (t *tables) of(id *ident) *table {
 	return &t.compact
 }
 
+// hashCompact multiplies twice, since flows often come in order: the ports of a
+// client, the addresses of a network. One multiplication makes even steps of them,
+// and some secret keys make steps that come round to the same few buckets: the last
+// flows then find no room in a table that has plenty. Folding the product before it
+// is multiplied again breaks the steps.
 func hashCompact(keys *[6]uint64, key uint64) uint64 {
-	return packet.Mix(key^keys[0], keys[1])
+	return packet.Mix(key^keys[0], keys[1]) * keys[2]
 }
 
 func hashWide(keys *[6]uint64, k *wideKey) uint64 {
@@ -308,9 +313,8 @@ func freePlace(st []uint32) int {
 // aim finds the home lines of the first n keys of b, and asks for them.
 func (t *table) aim(b *batch, n int) {
 	size := uint64(len(t.lines))
-	k0, k1 := t.keys[0], t.keys[1]
 	for j, key := range b.key[:n] {
-		hash := packet.Mix(key^k0, k1)
+		hash := hashCompact(t.keys, key)
 		b.home[j] = uint32(hash>>32*size>>32) * uint32(unsafe.Sizeof(line{}))
 	}
 	prefetch.Offsets(unsafe.Pointer(unsafe.SliceData(t.lines)), b.home[:n])
