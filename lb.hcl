@@ -49,6 +49,9 @@ vip "echo" { # UDP on the same address, by the same backends
   pool     = pool.web
 }
 
+# More pools and VIPs, from a file that other tools write.
+inventory "services" { file = "services.json" }
+
 graph "edge" {
   network_mtu = 1500
 
@@ -81,5 +84,7 @@ bgp {
   }
 }
 
+reload {}                             # changed files take effect; the last good ones are kept
 metrics { listen = "127.0.0.1:9109" } # /metrics, /healthz, /readyz
-admin {}                              # for lbgraph status
+admin {}                              # lbgraph status, top, drain, trace
+log {}                                # for people, from info on; see also lbgraph run --log

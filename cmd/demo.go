@@ -20,7 +20,7 @@ func newDemo(a *app) *cobra.Command {
 		Long: `Makes a client, a router with BIRD, two balancers and their backends in network
 namespaces, and runs FILE (lb.hcl by default) on AF_XDP at both balancers. Sends
 HTTP and UDP requests; kills a balancer and a backend under open connections and
-brings them back; and tells what it saw. It cleans up at the end, also after
+brings them back; changes the file; and tells what it saw. It cleans up at the end, also after
 Ctrl-C, and fails if something that must hold does not. It needs root, and ip,
 ethtool, curl and bird (BIRD 2).
 
@@ -49,7 +49,7 @@ with an IPv4 address, protocol tcp and a port.`,
 			return err
 		}
 		return demo.Run(c.Context(), demo.Config{
-			Binary: binary, File: l.file, Uplink: uplink, Args: []string{"--var", "uplink=" + uplink}, Out: a.out,
+			Binary: binary, File: l.file, Sources: l.sources, Uplink: uplink, Args: []string{"--var", "uplink=" + uplink}, Out: a.out,
 		})
 	}
 	c.AddCommand(newDemoBackend(), newDemoUDP(a))

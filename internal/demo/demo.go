@@ -39,9 +39,12 @@ import (
 type Config struct {
 	Binary string      // of lbgraph itself
 	File   *graph.File // checked; its xdp-rx receives on Uplink
-	Args   []string    // what follows the file on the balancers' command lines
-	Uplink string      // the balancers' interface
-	Out    io.Writer
+	// Sources are the file and all that it includes, by path: the balancers run
+	// copies, one of which the demo changes.
+	Sources map[string][]byte
+	Args    []string // what follows the file on the balancers' command lines
+	Uplink  string   // the balancers' interface
+	Out     io.Writer
 }
 
 // Addresses of the network; VIPs and backends have those of the file, which also
@@ -69,6 +72,8 @@ type demo struct {
 	backends []state.BackendSpec
 	vips     []state.VIPSpec
 	http     netip.AddrPort // an IPv4 VIP over TCP
+	added    netip.AddrPort // a port of it that the file does not have at first
+	pool     string         // that it leads to
 	http6    netip.AddrPort // an IPv6 one, if the file has one
 	udp      netip.AddrPort // an IPv4 VIP over UDP, if the file has one
 	broken   []string       // facts that do not hold
@@ -152,7 +157,7 @@ func (d *demo) read() error {
 		at := netip.AddrPortFrom(v.Prefix.Addr(), v.Ports[0].Lo)
 		switch is4 := at.Addr().Is4(); {
 		case v.Protocol == 6 && is4 && !d.http.IsValid():
-			d.http = at
+			d.http, d.pool = at, v.Pool
 		case v.Protocol == 6 && !is4 && !d.http6.IsValid():
 			d.http6 = at
 		case v.Protocol == 17 && is4 && !d.udp.IsValid():
@@ -165,7 +170,20 @@ func (d *demo) read() error {
 	if d.listen() == "" {
 		return fmt.Errorf("%s: the demo shows counters, so the file needs a metrics block", d.File.Path)
 	}
+	if filepath.Ext(d.File.Path) == ".json" {
+		return fmt.Errorf("%s: the demo adds a vip block to the file, so it must be HCL", d.File.Path)
+	}
+	for port := uint16(8000); !d.added.IsValid(); port++ {
+		if at := netip.AddrPortFrom(d.http.Addr(), port); !slices.ContainsFunc(d.vips, func(v state.VIPSpec) bool { return takes(v, at) }) {
+			d.added = at
+		}
+	}
 	return d.readBGP()
+}
+
+// takes says whether a VIP is on an address and port.
+func takes(v state.VIPSpec, at netip.AddrPort) bool {
+	return v.Prefix.Addr() == at.Addr() && slices.ContainsFunc(v.Ports, func(p state.PortRange) bool { return p.Lo <= at.Port() && at.Port() <= p.Hi })
 }
 
 // addrs answers the VIPs' addresses, each once.
@@ -288,6 +306,9 @@ func (d *demo) start(ctx context.Context) error {
 	for _, g := range d.File.Graphs {
 		d.say("\n%s", strings.TrimSuffix(Picture(g), "\n"))
 	}
+	if err := d.copy(); err != nil {
+		return err
+	}
 	for i := range balancers {
 		if err := d.balance(i); err != nil {
 			return err
@@ -312,6 +333,7 @@ func (d *demo) serve(b state.BackendSpec) error {
 			}
 		}
 	}
+	args = append(args, "--http", d.added.String())
 	for _, at := range d.checks(b) {
 		args = append(args, "--http", at.String())
 	}
@@ -319,13 +341,15 @@ func (d *demo) serve(b state.BackendSpec) error {
 }
 
 // command is the balancers' command line.
-func (d *demo) command() []string { return append([]string{"run", d.File.Path}, d.Args...) }
+func (d *demo) command() []string {
+	return append([]string{"run", filepath.Base(d.File.Path)}, d.Args...)
+}
 
 // balance begins a balancer. It has /run and /var/lib for itself, where the file
 // may have it keep things.
 func (d *demo) balance(i int) error {
-	const script = `mount -t tmpfs tmpfs /run && mount -t tmpfs tmpfs /var/lib && exec "$@"`
-	args := append([]string{"unshare", "--mount", "sh", "-ec", script, "sh", d.net.binary}, d.command()...)
+	const script = `cd "$1" && shift && mount -t tmpfs tmpfs /run && mount -t tmpfs tmpfs /var/lib && exec "$@"`
+	args := append([]string{"unshare", "--mount", "sh", "-ec", script, "sh", d.net.conf(), d.net.binary}, d.command()...)
 	return d.net.start(balancers[i], "balancer", args...)
 }
 

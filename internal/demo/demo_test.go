@@ -8,6 +8,8 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -179,6 +181,11 @@ func TestReadRefuses(t *testing.T) {
 			t.Errorf("%d backends of one address", len(d.backends))
 		}
 		if c.ok {
+			d.File.Path = "lb.json"
+			if err := d.read(); err == nil {
+				t.Error("a JSON file is taken")
+			}
+			d.File.Path = ""
 			router := d.File.Controls[1]
 			for _, other := range []*bgp.Config{
 				{},
@@ -191,6 +198,27 @@ func TestReadRefuses(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// Files that the copy could not reach are refused.
+func TestCopyRefuses(t *testing.T) {
+	d := &demo{net: &network{dir: t.TempDir()}, Config: Config{File: &graph.File{Path: "conf/lb.hcl"}}}
+	d.Sources = map[string][]byte{"conf/lb.hcl": []byte("a"), "conf/more/services.json": []byte("b")}
+	if err := d.copy(); err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]string{"lb.hcl": "a", "more/services.json": "b"} {
+		if b, err := os.ReadFile(filepath.Join(d.net.conf(), path)); string(b) != want {
+			t.Errorf("%s: %q, %v", path, b, err)
+		}
+	}
+	for _, path := range []string{"other/services.json", "/etc/hostname"} {
+		d.Sources[path] = nil
+		if err := d.copy(); err == nil {
+			t.Errorf("%s is copied", path)
+		}
+		delete(d.Sources, path)
 	}
 }
 

@@ -21,7 +21,7 @@ func (d *demo) failover(ctx context.Context) error {
 		return err
 	}
 	defer c.hangUp()
-	for _, step := range []func(context.Context, *crowd) error{d.killBalancer, d.returnBalancer, d.killBackend} {
+	for _, step := range []func(context.Context, *crowd) error{d.killBalancer, d.returnBalancer, d.reload, d.killBackend} {
 		if err := step(ctx, c); err != nil {
 			return err
 		}
@@ -154,7 +154,7 @@ func (d *demo) killBalancer(ctx context.Context, c *crowd) error {
 		}
 		d.fact(err == nil, "the %s on a connection by %s arrived whole by %s%s", what, victim, balancers[1], from("", err))
 	}
-	return d.fresh(ctx, d.everybody())
+	return d.fresh(ctx, d.http, d.everybody())
 }
 
 // returnBalancer starts it again.
@@ -223,7 +223,7 @@ func (d *demo) killBackend(ctx context.Context, c *crowd) error {
 		return err
 	}
 	d.undisturbed(before, c.look(), others, " on the others")
-	if err := d.fresh(ctx, left); err != nil {
+	if err := d.fresh(ctx, d.http, left); err != nil {
 		return err
 	}
 
@@ -281,9 +281,9 @@ func (d *demo) who(ctx context.Context, at netip.AddrPort) (who map[string]int, 
 	return who, nil
 }
 
-// fresh states that new connections are answered by these backends.
-func (d *demo) fresh(ctx context.Context, by map[string]bool) error {
-	who, err := d.who(ctx, d.http)
+// fresh states that new connections to an address and port are answered by these backends.
+func (d *demo) fresh(ctx context.Context, at netip.AddrPort, by map[string]bool) error {
+	who, err := d.who(ctx, at)
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
@@ -294,6 +294,6 @@ func (d *demo) fresh(ctx context.Context, by map[string]bool) error {
 			wrong++
 		}
 	}
-	d.fact(err == nil && n == requests && wrong == 0 && len(who) == len(by), "%d of %d new connections answered: %s%s", n, requests, tally(who), from("", err))
+	d.fact(err == nil && n == requests && wrong == 0 && len(who) == len(by), "%d of %d new connections to %s answered: %s%s", n, requests, at, tally(who), from("", err))
 	return nil
 }

@@ -62,6 +62,9 @@ func newNetwork(binary string) (*network, error) {
 	return &network{binary: binary, dir: dir}, nil
 }
 
+// conf is the folder that the balancers run in.
+func (n *network) conf() string { return filepath.Join(n.dir, "conf") }
+
 // namespaces makes the namespaces. Ones that a killed demo left are made anew.
 func (n *network) namespaces(ctx context.Context, names []string) error {
 	old, err := filepath.Glob("/run/netns/" + prefix + "*")
@@ -167,17 +170,26 @@ func (n *network) start(space, name string, args ...string) error {
 	return nil
 }
 
+// find answers where a process is in procs.
+func (n *network) find(space, name string) (int, error) {
+	i := slices.IndexFunc(n.procs, func(p *process) bool { return p.name == space+" "+name })
+	if i < 0 {
+		return 0, fmt.Errorf("no %s runs in %s", name, space)
+	}
+	return i, nil
+}
+
 // kill ends a process as a crash would: it does not notice.
 func (n *network) kill(space, name string) error {
-	for i, p := range n.procs {
-		if p.name == space+" "+name {
-			n.procs = slices.Delete(n.procs, i, i+1)
-			err := p.cmd.Process.Kill()
-			<-p.done
-			return err
-		}
+	i, err := n.find(space, name)
+	if err != nil {
+		return err
 	}
-	return fmt.Errorf("no %s runs in %s", name, space)
+	p := n.procs[i]
+	n.procs = slices.Delete(n.procs, i, i+1)
+	err = p.cmd.Process.Kill()
+	<-p.done
+	return err
 }
 
 // inside calls f on a thread that is in a namespace: sockets that it makes stay

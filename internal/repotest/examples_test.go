@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -16,9 +17,18 @@ import (
 	_ "github.com/lbgraph/lbgraph/nodes/all"
 )
 
-// judge loads and checks a file as the command does.
+// judge loads and checks a file as the command does. What it includes is read from
+// the repository.
 func judge(path, text string) (*graph.File, hcl.Diagnostics) {
-	o := lang.Options{Env: func(string) (string, bool) { return "", false }}
+	o := lang.Options{
+		Env: func(string) (string, bool) { return "", false },
+		ReadFile: func(path string) ([]byte, error) {
+			if !strings.HasPrefix(path, root) {
+				path = filepath.Join(root, path)
+			}
+			return os.ReadFile(path)
+		},
+	}
 	f, diags := lang.LoadBytes(path, []byte(text), o)
 	if diags.HasErrors() {
 		return nil, diags
@@ -65,6 +75,30 @@ func TestReadmeExamplePasses(t *testing.T) {
 	}
 	if shown == 0 {
 		t.Error("README.md shows no file")
+	}
+}
+
+// lb.hcl has a block of each sort that a balancer in service has; the drawing shows
+// them, and README.md speaks of them.
+func TestExampleHasControls(t *testing.T) {
+	whole, diags := judge("lb.hcl", read(t, "lb.hcl"))
+	if diags.HasErrors() {
+		t.Fatal(diags)
+	}
+	drawing, readme := read(t, "docs/lb.svg"), read(t, "README.md")
+	for kind, words := range map[string]string{
+		"health": "health checks", "bgp": "BGP", "inventory": "inventory", "reload": "reload",
+		"metrics": "metrics", "admin": "socket for operators", "log": "log",
+	} {
+		if !slices.ContainsFunc(whole.Controls, func(c *graph.Instance) bool { return c.Kind.Name == kind }) {
+			t.Errorf("lb.hcl has no %s block", kind)
+		}
+		if !strings.Contains(drawing, ">"+kind+"<") {
+			t.Errorf("docs/lb.svg does not show %s", kind)
+		}
+		if !strings.Contains(readme, words) {
+			t.Errorf("README.md does not speak of %s", words)
+		}
 	}
 }
 
