@@ -172,6 +172,11 @@ func TestStreams(t *testing.T) {
 		t.Error(err)
 	}
 	stopped = true
+	for _, s := range d.StreamStats() {
+		if err := s.CheckConservation(); err != nil {
+			t.Error(err)
+		}
+	}
 	if b := <-got; b != "b1\n" && b != "b2\n" {
 		t.Errorf("the request in flight got %q", b)
 	}

@@ -1,6 +1,8 @@
 package graph
 
 import (
+	"errors"
+	"fmt"
 	"net/netip"
 
 	"github.com/lbgraph/lbgraph/io/stream"
@@ -46,4 +48,19 @@ type BackendStats struct {
 	Ejected         bool
 	Latency         [stream.HistogramBuckets]uint64
 	LatencySum      uint64 // nanoseconds
+}
+
+// CheckConservation tells whether every session that began has ended: none is in
+// flight, as a whole or at a backend. It holds at a quiet point.
+func (s *StreamStats) CheckConservation() error {
+	var errs []error
+	if s.Active != 0 {
+		errs = append(errs, fmt.Errorf("stream %s: %d sessions are in flight", s.Stream, s.Active))
+	}
+	for i := range s.Backends {
+		if b := &s.Backends[i]; b.Active != 0 {
+			errs = append(errs, fmt.Errorf("stream %s: %d sessions count at %v", s.Stream, b.Active, b.Addr))
+		}
+	}
+	return errors.Join(errs...)
 }

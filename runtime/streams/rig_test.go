@@ -144,13 +144,8 @@ func (r *rig) quiet() {
 	r.t.Helper()
 	eventually(r.t, "nothing in flight", func() error {
 		for _, s := range r.engine.Stats() {
-			if s.Active != 0 {
-				return fmt.Errorf("%d sessions in flight", s.Active)
-			}
-			for _, b := range s.Backends {
-				if b.Active != 0 {
-					return fmt.Errorf("%d sessions at %v", b.Active, b.Addr)
-				}
+			if err := s.CheckConservation(); err != nil {
+				return err
 			}
 		}
 		return nil
