@@ -96,6 +96,7 @@ func rulings(t testing.TB) []ruling {
 		{"leave", tcp("203.0.113.20", 81), Pass, "left"},
 		{"served although others are left", tcp("203.0.113.20", 80), Redirect, "left"},
 		{"only one of two leaves", tcp("203.0.113.21", 82), Drop, "half"},
+		{"only the other of two leaves", tcp("203.0.113.22", 82), Drop, "half3"},
 		{"prefix", v4("198.18.0.5", 132, 0, make([]byte, 8)), Redirect, "net"},
 		{"longer prefix", tcp("198.18.0.129", 100), Redirect, "subnet"},
 		{"longer prefix, wrong port", tcp("198.18.0.129", 444), Drop, "subnet"},

@@ -60,6 +60,8 @@ func world1() state.Spec {
 		{Name: "left", Prefix: p("203.0.113.20/32"), Protocol: 6, Ports: ports(80, 80), Leave: true},
 		{Name: "half", Prefix: p("203.0.113.21/32"), Protocol: 6, Ports: ports(80, 80), Leave: true},
 		{Name: "half2", Prefix: p("203.0.113.21/32"), Protocol: 6, Ports: ports(81, 81)},
+		{Name: "half3", Prefix: p("203.0.113.22/32"), Protocol: 6, Ports: ports(80, 80)},
+		{Name: "half4", Prefix: p("203.0.113.22/32"), Protocol: 6, Ports: ports(81, 81), Leave: true},
 		{Name: "net", Prefix: p("198.18.0.0/24")},
 		{Name: "subnet", Prefix: p("198.18.0.128/25"), Protocol: 6, Ports: ports(80, 443, 8000, 8100)},
 		{Name: "host", Prefix: p("198.18.0.200/32"), Protocol: 17, Ports: ports(53, 53)},

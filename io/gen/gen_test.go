@@ -266,6 +266,41 @@ func TestTheRateIsKept(t *testing.T) {
 	}
 }
 
+// A sum that comes out as 0 is sent as 0xffff: 0 would say that there is none.
+func TestNoUDPChecksumIsZero(t *testing.T) {
+	const many = 400_000
+	p, m := open(t, gen.Config{Flows: many, Count: many, UDP: 1, V4: 1, Seed: 4}, 1)
+	p.Aim(targets)
+	ones := 0
+	for i, b := range all(t, p.Queue(0), m, many) {
+		switch c := [2]byte(b[14+20+6:]); c {
+		case [2]byte{}:
+			t.Fatalf("packet %d has checksum 0", i)
+		case [2]byte{0xff, 0xff}:
+			ones++
+		}
+	}
+	if ones == 0 {
+		t.Errorf("no sum of %d packets is 0; take another seed", many)
+	}
+}
+
+// What a late loop makes up for has a bound.
+func TestALateLoopDoesNotBurst(t *testing.T) {
+	c := config()
+	c.Rate, c.Count = 10_000, 0
+	p, m := open(t, c, 1)
+	p.Aim(targets)
+	all(t, p.Queue(0), m, 1)
+	time.Sleep(300 * time.Millisecond)
+	// Fifty milliseconds are made up for, of more than that nothing.
+	begun := time.Now()
+	n := len(all(t, p.Queue(0), m, 3000))
+	if most := 600 + int(time.Since(begun).Seconds()*float64(c.Rate)); n > most {
+		t.Errorf("after 0.3 s at 10000 a second it makes %d packets at once", n)
+	}
+}
+
 func TestCheckRefuses(t *testing.T) {
 	for want, change := range map[string]func(*gen.Config){
 		"flows":     func(c *gen.Config) { c.Flows = 0 },

@@ -152,19 +152,20 @@ func TestWhatOthersWriteIsRead(t *testing.T) {
 
 func TestBigEndianFiles(t *testing.T) {
 	be := binary.BigEndian
-	var b []byte
-	b = be.AppendUint32(b, 0xa1b2c3d4)
-	b = append(b, 0, 2, 0, 4)
-	for _, x := range []uint32{0, 0, 65535, 1, 5, 7, 3, 3} {
-		b = be.AppendUint32(b, x)
-	}
-	b = append(b, 'a', 'b', 'c')
-	ps, err := read(b)
-	if err != io.EOF || len(ps) != 1 || ps[0].Time != 5_000_007_000 || string(ps[0].Data) != "abc" {
-		t.Errorf("pcap: %v, %v", ps, err)
+	for magic, at := range map[uint32]int64{0xa1b2c3d4: 5_000_007_000, 0xa1b23c4d: 5_000_000_007} {
+		b := be.AppendUint32(nil, magic)
+		b = append(b, 0, 2, 0, 4)
+		for _, x := range []uint32{0, 0, 65535, 1, 5, 7, 3, 3} {
+			b = be.AppendUint32(b, x)
+		}
+		b = append(b, 'a', 'b', 'c')
+		ps, err := read(b)
+		if err != io.EOF || len(ps) != 1 || ps[0].Time != at || string(ps[0].Data) != "abc" {
+			t.Errorf("pcap with magic number %#x: %v, %v", magic, ps, err)
+		}
 	}
 	ng := section(be, iface(be, 0xff, 0), block(be, 3, be.AppendUint32(nil, 3), []byte("abc\x00")), block(be, 6, words(be, 0, 0, 1_500_000, 3, 3), []byte("abc\x00")))
-	ps, err = read(ng)
+	ps, err := read(ng)
 	if err != io.EOF || len(ps) != 2 || ps[0].Time != 0 || ps[1].Time != 1_500_000_000 || string(ps[1].Data) != "abc" {
 		t.Errorf("pcapng: %v, %v", ps, err)
 	}

@@ -348,6 +348,13 @@ func TestNextHop(t *testing.T) {
 	if out, left := send(t, w, 2, syn); out != "next" || dst(left) != "02:00:00:00:00:99" {
 		t.Errorf("gateway by address: %q, %s", out, dst(left))
 	}
+	w = rig(t, func(c *encap.Config) { c.NextHop = "fe80::1%uplink" })
+	s = world()
+	s.Neighbours = map[netip.Addr][6]byte{netip.MustParseAddr("fe80::1"): {2, 0, 0, 0, 0, 0x88}}
+	w.Publish(s)
+	if out, left := send(t, w, 1, syn); out != "next" || dst(left) != "02:00:00:00:00:88" {
+		t.Errorf("gateway by link-local address: %q, %s", out, dst(left))
+	}
 
 	// A frame to or from a group address has no sender to go back to.
 	w = rig(t, nil)
@@ -414,6 +421,7 @@ func TestChain(t *testing.T) {
 		{"exact", frame, "next"},
 		{"trailer in the last frame", append(bytes.Clone(frame), pad...), "next"},
 		{"ends in the middle frame", append(bytes.Clone(frame[:4000]), frame[:4100]...), "bad_length"},
+		{"ends behind the last frame", bytes.Clone(frame), "bad_length"},
 		{"ends in the first frame", append(bytes.Clone(nodetest.Cases(t)["data"]), bytes.Repeat(pad, 50)...), "next"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -423,6 +431,9 @@ func TestChain(t *testing.T) {
 			}
 			in := chain(t, w, 3000, c.came)
 			want := inner(t, c.came)
+			if c.name == "ends behind the last frame" {
+				w.V.IPLen[0]++ // no wire does that: parse would have refused it
+			}
 			if out := w.Only(w.Process(in), 0); out != c.out {
 				t.Fatalf("leaves by %q", out)
 			}

@@ -109,6 +109,12 @@ func TestErrors(t *testing.T) {
 	ext[6] = 0
 	ext = append(ext, 60, 0, 1, 4, 0, 0, 0, 0, 44, 1, 1, 12, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 6, 0, 0, 1, 0, 0, 0, 9)
 	ext = append(ext, q6[40:]...)
+	eight := bytes.Clone(q6[:40])
+	eight[6] = 60
+	for range 7 {
+		eight = append(eight, 60, 0, 1, 4, 0, 0, 0, 0)
+	}
+	eight = append(append(eight, 6, 0, 1, 4, 0, 0, 0, 0), q6[40:]...)
 	udp := nodetest.UDP(t, nodetest.VIP4, nodetest.Client4, 4500, 5001, make([]byte, 50)...)[14:42]
 	sctp := bytes.Clone(quote(t, netip.MustParseAddr("203.0.113.11"), nodetest.Client4, 443, 40000, 28))
 	sctp[9] = 132
@@ -135,6 +141,7 @@ func TestErrors(t *testing.T) {
 		{"IPv6 time exceeded", message(t, router6, nodetest.VIP6, 3, 0, 0, q6...), "web6", nodetest.VIP6, 40000, 443, 6},
 		{"IPv6 parameter problem", message(t, router6, nodetest.VIP6, 4, 1, 6, q6...), "web6", nodetest.VIP6, 40000, 443, 6},
 		{"IPv6 with quoted extension headers", message(t, router6, nodetest.VIP6, 2, 0, 1400, ext...), "web6", nodetest.VIP6, 40000, 443, 6},
+		{"IPv6 with eight of them", message(t, router6, nodetest.VIP6, 2, 0, 1400, eight...), "web6", nodetest.VIP6, 40000, 443, 6},
 	} {
 		if out := send(w, x.frame); out != "next" {
 			t.Errorf("%s: leaves by %q", x.name, out)
@@ -182,9 +189,10 @@ func TestReasons(t *testing.T) {
 	group := bytes.Clone(echo)
 	group[0] |= 1
 	deep := change(q6[:40], 6, 60)
-	for range 12 {
+	for range 8 {
 		deep = append(deep, 60, 0, 1, 4, 0, 0, 0, 0)
 	}
+	deep = append(append(deep, 6, 0, 1, 4, 0, 0, 0, 0), q6[40:]...)
 	w := rig(t, "answer")
 	for _, x := range []struct {
 		name  string
@@ -200,7 +208,7 @@ func TestReasons(t *testing.T) {
 		{"quoted options past the end", err4(change(q, 0, 0x48)), "bad_quote"},
 		{"quote of 7 bytes of TCP, IPv6", err6(q6[:47]), "bad_quote"},
 		{"half a quoted extension header", err6(append(change(q6[:40], 6, 60), 6, 0, 1, 4)), "bad_quote"},
-		{"twelve quoted extension headers", err6(deep), "bad_quote"},
+		{"nine quoted extension headers", err6(deep), "bad_quote"},
 		{"quoted later fragment", err4(change(q, 6, 0, 1)), "quoted_fragment"},
 		{"quoted later fragment, IPv6", err6(frag6), "quoted_fragment"},
 		{"another port", err4(quote(t, nodetest.VIP4, nodetest.Client4, 80, 40000, 28)), "quoted_unknown"},
@@ -214,6 +222,7 @@ func TestReasons(t *testing.T) {
 		{"source quench", message(t, router4, nodetest.VIP4, 4, 0, 7, q...), "icmp_type"},
 		{"timestamp", message(t, nodetest.Client4, nodetest.VIP4, 13, 0, 7, q...), "icmp_type"},
 		{"echo reply, IPv6", message(t, nodetest.Client6, nodetest.VIP6, 129, 0, 7), "icmp_type"},
+		{"type 0, IPv6", message(t, nodetest.Client6, nodetest.VIP6, 0, 0, 7, q6...), "icmp_type"},
 		{"reserved error, IPv6", message(t, nodetest.Client6, nodetest.VIP6, 100, 0, 7, q6...), "icmp_type"},
 		{"error with a wrong checksum", change(c["icmp-fragneeded-8"], 36, 1, 2), "bad_checksum"},
 		{"error with a wrong checksum, IPv6", change(c["icmp6-ptb"], 56, 1, 2), "bad_checksum"},
