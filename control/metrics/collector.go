@@ -3,6 +3,7 @@ package metrics
 import (
 	"fmt"
 	"runtime"
+	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -158,12 +159,10 @@ func (o out) graph(s *graph.Stats) {
 	} {
 		o.gauge(frames, float64(f.n), g, f.place)
 	}
-	if s.Reload > 0 {
-		o.count(dropped, s.Reload, g, "", "reload")
-	}
 	for i := range s.Nodes {
 		o.node(g, &s.Nodes[i])
 	}
+	o.drops(s)
 	o.histograms(s)
 }
 
@@ -174,19 +173,9 @@ func (o out) node(g string, n *graph.NodeStats) {
 	o.count(nodeTimed, n.Timed, g, n.Name)
 	for _, x := range n.Outputs {
 		if x.Drop {
-			o.count(dropped, x.Packets, g, n.Name, x.Name)
 			o.count(droppedBytes, x.Bytes, g, n.Name, x.Name)
 		} else {
 			o.count(nodeOutput, x.Packets, g, n.Name, x.Name)
-		}
-	}
-	// These have no output; they are told once they happen.
-	for _, x := range []struct {
-		reason string
-		n      uint64
-	}{{"unanswered", n.Unanswered}, {"no_punt", n.NoPunt}} {
-		if x.n > 0 && !hasOutput(n, x.reason) {
-			o.count(dropped, x.n, g, n.Name, x.reason)
 		}
 	}
 	for _, x := range n.Counters {
@@ -200,13 +189,25 @@ func (o out) node(g string, n *graph.NodeStats) {
 	}
 }
 
-func hasOutput(n *graph.NodeStats, name string) bool {
-	for _, x := range n.Outputs {
-		if x.Name == name {
-			return true
+// drops tells the drops by every reason that has an output, and by others once they
+// happen: what nodes dropped that a reload removed is among them, so that packets add
+// up.
+func (o out) drops(s *graph.Stats) {
+	all := s.Drops()
+	for i := range s.Nodes {
+		for _, x := range s.Nodes[i].Outputs {
+			if x.Drop {
+				all[s.Nodes[i].Name+"."+x.Name] += 0
+			}
 		}
 	}
-	return false
+	for name, n := range all {
+		node, reason, ok := strings.Cut(name, ".")
+		if !ok {
+			node, reason = "", name
+		}
+		o.count(dropped, n, s.Graph, node, reason)
+	}
 }
 
 func (o out) histograms(s *graph.Stats) {

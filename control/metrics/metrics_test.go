@@ -23,10 +23,12 @@ type host struct{ sick, busy error }
 func (h *host) Stats() []graph.Stats {
 	s := graph.Stats{
 		Graph: "edge", Received: 10, ReceivedBytes: 640, Sent: 7, SentBytes: 500, Reload: 1, CyclesPerNanosecond: 2,
+		// A node that a reload removed, and one that is there again.
+		Retired:    map[string]uint64{"gone.too_big": 4, "parse.truncated": 5, "parse.unanswered": 6},
 		PerService: []graph.Traffic{{}, {Packets: 7, Bytes: 500}}, PerBackend: []graph.Traffic{{}, {Packets: 7, Bytes: 500}},
 		Nodes: []graph.NodeStats{{
 			Name: "parse", Kind: "parse", Calls: 2, Packets: 10, Unanswered: 1, DuplicateAnswer: 1, NoPunt: 1,
-			Outputs:  []graph.OutputStats{{Name: "next", To: "tx", Packets: 7}, {Name: "truncated", Drop: true, Packets: 2, Bytes: 80}},
+			Outputs:  []graph.OutputStats{{Name: "next", To: "tx", Packets: 7}, {Name: "truncated", Drop: true, Packets: 2, Bytes: 80}, {Name: "bad_length", Drop: true}},
 			Counters: []graph.CounterStats{{Name: "odd", Value: 3}}, Gauges: map[string]float64{"entries": 5},
 		}},
 	}
@@ -64,9 +66,11 @@ func TestFigures(t *testing.T) {
 		`lbgraph_received_packets_total{graph="edge"} 10`,
 		`lbgraph_sent_bytes_total{graph="edge"} 500`,
 		`lbgraph_port_lost_packets_total{graph="edge",port="eth0",reason="rx_ring_full"} 4`,
-		`lbgraph_dropped_packets_total{graph="edge",node="parse",reason="truncated"} 2`,
+		`lbgraph_dropped_packets_total{graph="edge",node="parse",reason="truncated"} 7`,
+		`lbgraph_dropped_packets_total{graph="edge",node="parse",reason="bad_length"} 0`,
+		`lbgraph_dropped_packets_total{graph="edge",node="gone",reason="too_big"} 4`,
 		`lbgraph_dropped_bytes_total{graph="edge",node="parse",reason="truncated"} 80`,
-		`lbgraph_dropped_packets_total{graph="edge",node="parse",reason="unanswered"} 1`,
+		`lbgraph_dropped_packets_total{graph="edge",node="parse",reason="unanswered"} 7`,
 		`lbgraph_dropped_packets_total{graph="edge",node="parse",reason="no_punt"} 1`,
 		`lbgraph_dropped_packets_total{graph="edge",node="",reason="reload"} 1`,
 		`lbgraph_node_output_packets_total{graph="edge",node="parse",output="next"} 7`,
