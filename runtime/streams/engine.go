@@ -196,7 +196,6 @@ func (e *Engine) Stop(ctx context.Context) error {
 	}
 	e.cancel()
 	<-done
-	e.http2.close()
 	for _, b := range e.blocks {
 		b.prog.Load().retire(nil)
 	}

@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"maps"
 	"net"
 	"net/http"
 	"net/textproto"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -19,13 +21,16 @@ import (
 
 // http2servers speak HTTP/2 by net/http: one server for each set of settings.
 type http2servers struct {
-	mu  sync.Mutex
-	all map[stream.HTTP]*http2server
+	mu   sync.Mutex
+	all  map[stream.HTTP]*http2server
+	down bool // shutdown was called
 }
 
 type http2server struct {
 	http.Server
-	conns chan net.Conn
+	conns  chan net.Conn
+	once   sync.Once
+	closed chan struct{}
 }
 
 // A h2conn is a connection that net/http serves.
@@ -49,17 +54,25 @@ type connKey struct{}
 // http2 has net/http serve the connection as one of HTTP/2, until its end.
 func (c *conn) http2(at place) {
 	k := &h2conn{Conn: c.client.Conn, conn: c, at: at, done: make(chan struct{})}
-	c.engine.http2.server(c.engine, *c.client.HTTP).conns <- k
-	<-k.done
+	s := c.engine.http2.server(c.engine, *c.client.HTTP)
+	if s == nil {
+		return
+	}
+	select {
+	case s.conns <- k:
+		<-k.done
+	case <-s.closed: // no request was read: the client asks elsewhere
+	}
 }
 
+// server answers the server for settings; nil once shutdown was called.
 func (h *http2servers) server(e *Engine, settings stream.HTTP) *http2server {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if s := h.all[settings]; s != nil {
+	if s := h.all[settings]; s != nil || h.down {
 		return s
 	}
-	s := &http2server{conns: make(chan net.Conn)}
+	s := &http2server{conns: make(chan net.Conn), closed: make(chan struct{})}
 	s.Handler = http.HandlerFunc(serveH2)
 	s.Protocols = new(http.Protocols)
 	s.Protocols.SetUnencryptedHTTP2(true) // TLS is taken off before
@@ -88,36 +101,31 @@ func (h *http2servers) server(e *Engine, settings stream.HTTP) *http2server {
 // none in flight, or when ctx ends.
 func (h *http2servers) shutdown(ctx context.Context) {
 	h.mu.Lock()
-	defer h.mu.Unlock()
+	h.down = true
+	all := slices.Collect(maps.Values(h.all))
+	h.mu.Unlock()
 	var wg sync.WaitGroup
-	for _, s := range h.all {
+	for _, s := range all {
 		wg.Go(func() { _ = s.Shutdown(ctx) })
 	}
 	wg.Wait()
 }
 
-// close ends the servers, which serve nothing any more.
-func (h *http2servers) close() {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	for _, s := range h.all {
-		close(s.conns)
-	}
-	h.all = nil
-}
-
 // Accept is part of net.Listener.
 func (s *http2server) Accept() (net.Conn, error) {
-	c, ok := <-s.conns
-	if !ok {
+	select {
+	case c := <-s.conns:
+		return c, nil
+	case <-s.closed:
 		return nil, net.ErrClosed
 	}
-	return c, nil
 }
 
-// Close is part of net.Listener. Connections that begin HTTP/2 later are served all
-// the same: their clients learn at once that the server goes away.
-func (s *http2server) Close() error { return nil }
+// Close is part of net.Listener. Shutdown waits until Accept has returned.
+func (s *http2server) Close() error {
+	s.once.Do(func() { close(s.closed) })
+	return nil
+}
 
 // Addr is part of net.Listener.
 func (s *http2server) Addr() net.Addr { return &net.TCPAddr{} }
