@@ -19,6 +19,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 
 	"github.com/lbgraph/lbgraph/control/admin"
+	"github.com/lbgraph/lbgraph/control/bgp"
 	"github.com/lbgraph/lbgraph/control/metrics"
 	"github.com/lbgraph/lbgraph/nodes/nodetest"
 )
@@ -61,7 +62,7 @@ func TestBackendOrders(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	fresh := flows(t, 1200)
+	fresh := flows(t, 1500)
 	old := fresh[:300]
 	was := r.put(old)
 	if on(was, web1) == 0 {
@@ -91,7 +92,7 @@ func TestBackendOrders(t *testing.T) {
 	}
 	// Weight.
 	order(admin.Change{Weight: new(int)})
-	if is := r.put(fresh[900:]); on(is, web1) != 0 {
+	if is := r.put(fresh[900:1200]); on(is, web1) != 0 {
 		t.Errorf("%d new flows went to a backend of weight 0", on(is, web1))
 	}
 	// Flush: what was there selects again, and web-1 takes none.
@@ -109,6 +110,13 @@ func TestBackendOrders(t *testing.T) {
 	order(admin.Change{Enable: true})
 	if m := r.Snapshot().Pools[1].Members[0]; m.Drained {
 		t.Error("enable does nothing")
+	}
+	// Weight in the file.
+	order(admin.Change{Restore: true})
+	r.write(strings.Replace(plain, `backend "web-1" { address = "10.0.1.1" }`, "backend \"web-1\" {\n    address = \"10.0.1.1\"\n    weight  = 0\n  }", 1))
+	r.ReloadFile("test", false)
+	if is := r.put(fresh[1200:]); on(is, web1) != 0 || on(is, web2) == 0 {
+		t.Errorf("%d new flows went to a backend of weight 0 in the file, %d to one of 100", on(is, web1), on(is, web2))
 	}
 	for _, c := range []struct{ pool, name, want string }{
 		{"web", "web-9", `pool "web" has no backend "web-9". It has web-1, web-2, web-3`},
@@ -157,6 +165,17 @@ func TestDrain(t *testing.T) {
 	r.ReloadFile("test", false)
 	r.background.Wait()
 	ready("<nil>")
+}
+
+// TestDrainIsPassedOn: routes are withdrawn while the node is drained, and only then.
+func TestDrainIsPassedOn(t *testing.T) {
+	r := newRig(t, everything(t))
+	for _, on := range []bool{false, true, false} {
+		r.SetDrained(on)
+		if s, ok := admin.StatusOf(r.Daemon).Details["bgp"].(bgp.Status); !ok || s.Drained != on {
+			t.Errorf("drained %v: bgp says %+v", on, s)
+		}
+	}
 }
 
 // scrape answers all series by name and labels, as the page has them.

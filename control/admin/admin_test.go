@@ -20,9 +20,11 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"os/user"
 	"path/filepath"
 	"regexp"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -341,6 +343,32 @@ func TestWhatStandsInTheWay(t *testing.T) {
 	}
 	if _, err := run(t, newHost(t), func(c *Config) { c.Group = "no-such-group" }); err == nil || !strings.Contains(err.Error(), "no-such-group") {
 		t.Errorf("a group that is not there: %v", err)
+	}
+}
+
+// TestGroup: the socket is a group's where the block names one; and nothing but the
+// socket answers where the block names no port.
+func TestGroup(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("root: a socket is given to a group")
+	}
+	g, err := user.LookupGroupId("1")
+	if err != nil {
+		t.Skip(err)
+	}
+	s, err := run(t, newHost(t), func(c *Config) { c.Group = g.Name })
+	if err != nil {
+		t.Fatal(err)
+	}
+	info, err := os.Stat(s.cfg.Socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if gid := info.Sys().(*syscall.Stat_t).Gid; info.Mode().Perm() != 0o660 || gid != 1 {
+		t.Errorf("the socket's mode is %v, its group %d", info.Mode(), gid)
+	}
+	if s.cfg.Listen != "" || s.tcp != nil {
+		t.Errorf("a port %q that nobody asked for", s.cfg.Listen)
 	}
 }
 
