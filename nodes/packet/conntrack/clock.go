@@ -80,5 +80,13 @@ func (c *clock) over(k uint32, w uint32) bool { return c.age(k, w) > c.ttl[k&15]
 // nanos answers the time since the word was stamped.
 func (c *clock) nanos(k uint32, w uint32) int64 { return int64(c.age(k, w)) << (c.shift[k&15] & 63) }
 
+// latest answers the latest time at which the word can have been stamped, up to now:
+// taken for the time of its packet, it makes no life shorter, and it stays in the
+// same tick however often an entry goes from clock to clock.
+func (c *clock) latest(k uint32, w uint32, now int64) int64 {
+	shift := c.shift[k&15] & 63
+	return min(now, (now>>shift-int64(c.age(k, w))+1)<<shift-1)
+}
+
 // same tells whether stamps mean the same on both clocks.
 func (c *clock) same(d *clock) bool { return c.shift == d.shift }

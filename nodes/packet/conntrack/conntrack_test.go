@@ -860,6 +860,42 @@ func (r *rigged) reload(configure func(*Config)) {
 	r.Node = n
 }
 
+// An entry that goes from the coarse clock of a long time to the fine one of a short
+// time, and back and again, lives for its time in full, whatever the part of a tick in
+// which its packet came and the tables moved.
+func TestReloadsTakeNoTime(t *testing.T) {
+	const tick = 1 << (minShift + 1) // of ten minutes
+	for seen := int64(1); seen < tick; seen += tick / 8 {
+		for moved := int64(0); moved < tick; moved += tick / 8 {
+			r := newRig(t, func(c *Config) { c.Entries, c.Timeouts.TCPEstablished = 1024, 10*time.Minute })
+			f, g := flowTo(web, 1), flowTo(six, 1)
+			r.Clock = 1000*tick + seen
+			for _, f := range []flow{f, g} {
+				r.send(f, syn)
+				r.send(f, ack)
+			}
+			r.Clock = 1010*tick + moved
+			for _, d := range []time.Duration{time.Minute, 10 * time.Minute, time.Minute} {
+				r.reload(func(c *Config) { c.Timeouts.TCPEstablished = d })
+				if r.node().old == nil {
+					t.Fatal("the table does not move")
+				}
+				r.node().Tick(r.Clock)
+				r.node().Tick(r.Clock)
+			}
+			if r.node().old != nil {
+				t.Fatal("the table still moves")
+			}
+			r.Clock = 1000*tick + seen + 60e9 - 1
+			r.want("just within its time", f, ack, true)
+			r.want("just within its time", g, ack, true)
+			if t.Failed() {
+				t.Fatalf("seen %d ns into a tick, moved %d ns into one", seen, moved)
+			}
+		}
+	}
+}
+
 func TestInherit(t *testing.T) {
 	for name, change := range map[string]func(*Config){
 		"same":      func(*Config) {},

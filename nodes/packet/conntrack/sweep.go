@@ -162,7 +162,7 @@ func (n *node) move(t *table, b uint32, s int) bool {
 	_, proto := t.about(b, s, n.infos)
 	c := n.kind(proto, w)
 	id := t.ident(b, s, &n.cur.keys)
-	stamp := uint16((n.last - n.oldClk.nanos(c, w)) >> (n.clk.shift[c&15] & 63))
+	stamp := uint16(n.oldClk.latest(c, w, n.last) >> (n.clk.shift[c&15] & 63))
 	n.wipe(n.old, t, b, s)
 	if n.clk.over(c, uint32(stamp)) {
 		n.core.Count(cExpired, 1)
