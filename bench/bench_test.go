@@ -305,6 +305,55 @@ func TestFlush(t *testing.T) {
 	}
 }
 
+// TestComparisons: everything that the table of figures is made of gives a figure.
+func TestComparisons(t *testing.T) {
+	const d = time.Millisecond
+	each := func(name string, x []float64, err error) {
+		if err != nil || len(x) != 2 {
+			t.Errorf("%s: %v, %v", name, x, err)
+		}
+		for _, ns := range x {
+			if ns <= 0 || ns > 1e5 {
+				t.Errorf("%s: %v ns", name, x)
+			}
+		}
+	}
+	for _, cold := range []bool{false, canFlush} {
+		c, err := Compare(Work{Load: Load{Flows: 1000}, Cold: cold, Entries: 8192}, 2, d)
+		each("graph", c.Graph, err)
+		each("reference", c.Reference, err)
+	}
+	x, err := LookUp(8192, 70, 1024, false, 2, d)
+	each("look-up", x, err)
+	x, err = LookUp(8192, 70, 0, true, 2, d)
+	each("look-up that misses", x, err)
+	x, err = Selection(2)
+	each("selection", x, err)
+	each("limiter", Limiter(false, 2), nil)
+	if x, err = Added(8, 2, d); err != nil || len(x) != 2 { // too little to be above zero for certain
+		t.Errorf("added: %v, %v", x, err)
+	}
+	z, err := MeasureScale(Size{VIPs: 20, Pools: 3, Backends: 4, Flows: 500}, 1, d)
+	if err != nil || z.Load <= 0 || z.Build <= 0 || z.Flap <= 0 || z.Match <= 0 || z.LookUp <= 0 {
+		t.Errorf("%+v, %v", z, err)
+	}
+}
+
+// TestMisses: packets that a look-up is to miss are entered by nobody.
+func TestMisses(t *testing.T) {
+	e := sampled(t, Load{Flows: 100}, packet.Size)
+	e.Warm()
+	ct := func() graph.NodeStats { s := e.Stats(); return s.Node("ct") }
+	before := ct()
+	e.load.lone = true
+	n := e.arm()
+	e.run()
+	after := ct()
+	if n != frames || after.Counter("misses")-before.Counter("misses") != frames || after.Counter("inserts") != before.Counter("inserts") {
+		t.Errorf("before %+v\nafter %+v", before, after)
+	}
+}
+
 // BenchmarkGraph is the sample with established flows, as go test shows it.
 func BenchmarkGraph(b *testing.B) {
 	e := sampled(b, Load{Flows: 10000}, packet.Size)
@@ -317,4 +366,31 @@ func BenchmarkGraph(b *testing.B) {
 		e.run()
 	}
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/frames, "ns/packet")
+}
+
+// TestSlices: what a slice's time is divided by is the packets that went through, for
+// the graph, the reference and the bare port alike.
+func TestSlices(t *testing.T) {
+	for _, batch := range []int{1, 7, packet.Size} {
+		e := sampled(t, Load{Flows: 1000}, batch)
+		s := newScalar(e, 8192, batch, false)
+		defer s.Close()
+		for range 3 {
+			before := e.Stats()
+			n := e.arm()
+			e.run()
+			after := e.Stats()
+			if got := after.Sent - before.Sent; n != frames || got != frames {
+				t.Errorf("vectors of %d: %d packets armed, %d sent by the graph", batch, n, got)
+			}
+			taken := s.hits + s.misses
+			if n = s.arm(); n != frames {
+				t.Errorf("vectors of %d: %d packets armed for the reference", batch, n)
+			}
+			s.run()
+			if got := s.hits + s.misses - taken; got != frames || s.left != 0 {
+				t.Errorf("vectors of %d: the reference took %d", batch, got)
+			}
+		}
+	}
 }

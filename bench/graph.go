@@ -201,14 +201,17 @@ func (e *Engine) Close() {
 
 // arm writes the packets of the next slice. Where all are new, the graph forgets its
 // flows once there were as many as the load says.
-func (e *Engine) arm() {
+func (e *Engine) arm() int {
 	if e.port == nil {
-		return
+		return 0
 	}
 	if e.load.over() {
 		e.Flush(0)
 	}
-	e.port.Arm(e.load, e.cold)
+	// What the slice before sent last still waits to be taken back: a step without
+	// packets does that, so that all frames are here again.
+	e.Step(0)
+	return e.port.Arm(e.load, e.cold)
 }
 
 // run moves them through the graph.

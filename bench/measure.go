@@ -9,9 +9,10 @@ import (
 	"github.com/lbgraph/lbgraph/io/packet"
 )
 
-// A subject is what is measured, slice by slice: arm is not, run is.
+// A subject is what is measured, slice by slice: arm is not, run is. arm answers how
+// many packets wait for run, 0 where only the subject knows.
 type subject interface {
-	arm()
+	arm() (packets int)
 	run()
 }
 
@@ -32,7 +33,7 @@ func newBare(t *Traffic, batch int, cold bool) *bare {
 	return &bare{port: p, load: t, cold: cold}
 }
 
-func (b *bare) arm() { b.port.Arm(b.load, b.cold) }
+func (b *bare) arm() int { return b.port.Arm(b.load, b.cold) }
 
 func (b *bare) run() {
 	for b.port.Left() > 0 {
@@ -54,11 +55,11 @@ type scalar struct {
 	left int // packets that it did not take
 }
 
-func (s *scalar) arm() {
+func (s *scalar) arm() int {
 	if s.load.over() {
 		s.Flush()
 	}
-	s.bare.arm()
+	return s.bare.arm()
 }
 
 func (s *scalar) run() {
@@ -88,12 +89,12 @@ func quiet(f func()) {
 	f()
 }
 
-// slice measures one slice in nanoseconds.
+// slice measures one slice, in nanoseconds a packet.
 func slice(s subject) float64 {
-	s.arm()
+	n := orDefault(s.arm(), frames)
 	t := time.Now()
 	s.run()
-	return float64(time.Since(t))
+	return float64(time.Since(t)) / float64(n)
 }
 
 // run measures slices of s for the time d, and answers the median of nanoseconds a
@@ -101,7 +102,7 @@ func slice(s subject) float64 {
 func run(s subject, d time.Duration) float64 {
 	times := make([]float64, 0, 4096)
 	for end := time.Now().Add(d); time.Now().Before(end) && len(times) < cap(times); {
-		times = append(times, slice(s)/frames)
+		times = append(times, slice(s))
 	}
 	return median(times)
 }

@@ -4,6 +4,7 @@
 //
 //	figures [-runs N] [-slice D] [-only REGEXP]    the table
 //	figures -check                                 the check
+//	figures -scale                                 files of growing size
 package main
 
 import (
@@ -30,13 +31,17 @@ var (
 	slice = flag.Duration("slice", 30*time.Millisecond, "time of a run")
 	only  = flag.String("only", "", "figures whose name matches this")
 	check = flag.Bool("check", false, "check ratios and allocations alone")
+	scale = flag.Bool("scale", false, "what files of growing size cost")
 )
 
 func main() {
 	flag.Parse()
 	f := table
-	if *check {
+	switch {
+	case *check:
 		f = checks
+	case *scale:
+		f = scales
 	}
 	if err := f(); err != nil {
 		fmt.Fprintln(os.Stderr, "figures:", err)
@@ -302,4 +307,29 @@ func checks() error {
 		return fmt.Errorf("does not hold: %s", strings.Join(failed, "; "))
 	}
 	return nil
+}
+
+// scales prints what files of growing size cost.
+func scales() error {
+	t := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(t, "VIPs\tpools\tbackends each\tflows\tread and checked\tfirst snapshot\tone backend drained\theap\tvip-classify\tlook-up\t")
+	for _, z := range []bench.Size{
+		{VIPs: 100, Pools: 10, Backends: 50, Flows: 10_000},
+		{VIPs: 1000, Pools: 10, Backends: 50, Flows: 10_000},
+		{VIPs: 10_000, Pools: 10, Backends: 50, Flows: 100_000},
+		{VIPs: 2000, Pools: 200, Backends: 50, Flows: 100_000},
+		{VIPs: 2000, Pools: 2000, Backends: 50, Flows: 100_000},
+		{VIPs: 1, Pools: 1, Backends: 100, Flows: 100_000},
+		{VIPs: 1, Pools: 1, Backends: 100, Flows: 1_000_000},
+		{VIPs: 1, Pools: 1, Backends: 100, Flows: 8_000_000},
+	} {
+		fmt.Fprintf(os.Stderr, "%+v\n", z)
+		x, err := bench.MeasureScale(z, min(*runs, 3), *slice)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(t, "%d\t%d\t%d\t%d\t%v\t%v\t%v\t%d MB\t%.1f ns\t%.1f ns\t\n", z.VIPs, z.Pools, z.Backends, z.Flows,
+			x.Load.Round(time.Millisecond), x.Build.Round(time.Millisecond), x.Flap.Round(100*time.Microsecond), x.Memory>>20, x.Match, x.LookUp)
+	}
+	return t.Flush()
 }
