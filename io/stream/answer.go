@@ -1,6 +1,7 @@
 package stream
 
 import (
+	"bytes"
 	"maps"
 	"slices"
 
@@ -29,6 +30,16 @@ func Answer(s *Session, status int, fields, body []byte) error {
 		return err
 	}
 	return s.Req.End(body, nil)
+}
+
+// EachField calls f for each of field lines.
+func EachField(lines []byte, f func(name, value string)) {
+	for len(lines) > 0 {
+		line, rest, _ := bytes.Cut(lines, []byte("\r\n"))
+		name, value, _ := bytes.Cut(line, []byte(":"))
+		f(string(name), string(bytes.Trim(value, " \t")))
+		lines = rest
+	}
 }
 
 // SortedKeys answers the keys of m in order.

@@ -1,7 +1,6 @@
 package streams
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"maps"
@@ -225,23 +224,13 @@ func appendHead(dst []byte, r *http.Request) []byte {
 	return append(dst, "\r\n"...)
 }
 
-// fields calls f for each of field lines.
-func fields(lines []byte, f func(name, value string)) {
-	for len(lines) > 0 {
-		line, rest, _ := bytes.Cut(lines, crlf)
-		name, value, _ := bytes.Cut(line, []byte(":"))
-		f(string(name), string(bytes.Trim(value, " \t")))
-		lines = rest
-	}
-}
-
 // Inform is part of stream.Responder. 100 is sent by net/http when the body is read.
 func (x *h2exchange) Inform(r *stream.Response) error {
 	if r.Status == http.StatusContinue || r.Head == nil {
 		return nil
 	}
 	h := x.w.Header()
-	fields(stream.AppendResponse(nil, &r.Head.Head, r.Buf, r.Drop|http1.HopByHop, r.Edits), h.Add)
+	stream.EachField(stream.AppendResponse(nil, &r.Head.Head, r.Buf, r.Drop|http1.HopByHop, r.Edits), h.Add)
 	x.w.WriteHeader(r.Status)
 	clear(h)
 	return nil
@@ -254,13 +243,13 @@ func (x *h2exchange) Begin(r *stream.Response) error {
 	// What is not there is not to be added.
 	h["Date"], h["Content-Type"] = nil, nil
 	if r.Head != nil {
-		fields(stream.AppendResponse(nil, &r.Head.Head, r.Buf, r.Drop|http1.HopByHop, r.Edits), h.Add)
+		stream.EachField(stream.AppendResponse(nil, &r.Head.Head, r.Buf, r.Drop|http1.HopByHop, r.Edits), h.Add)
 	} else {
 		for _, e := range r.Edits {
-			fields(e.Response.Add, h.Add)
+			stream.EachField(e.Response.Add, h.Add)
 		}
 	}
-	fields(r.Fields, h.Add)
+	stream.EachField(r.Fields, h.Add)
 	x.bodiless = r.Bodiless
 	switch {
 	case r.Bodiless:
@@ -308,7 +297,7 @@ func (x *h2exchange) End(p, trailers []byte) error {
 			return err
 		}
 	}
-	fields(trailers, func(name, value string) {
+	stream.EachField(trailers, func(name, value string) {
 		x.w.Header().Add(http.TrailerPrefix+textproto.CanonicalMIMEHeaderKey(name), value)
 	})
 	x.ended = true

@@ -3,8 +3,10 @@ package proxy
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"net"
+	"net/http"
 	"net/netip"
 	"strings"
 	"time"
@@ -30,6 +32,17 @@ type Config struct {
 	Forwarded     bool          `hcl:"forwarded,optional" doc:"tell HTTP backends who the client is by X-Forwarded-For, -Proto and -Host, X-Real-IP and Forwarded, and let nobody else do so"`
 	Upgrade       []string      `hcl:"upgrade,optional" doc:"protocols that a request may switch its connection to; \"*\" is any but HTTP/2"`
 	Proxy         string        `hcl:"proxy_protocol,optional" enum:"off,v1,v2" doc:"PROXY header sent to backends; HTTP connections are not shared between clients then"`
+	HTTP          string        `hcl:"http,optional" enum:"1.1,2" doc:"version of HTTP that backends are spoken to with; 2 is what gRPC needs, by prior knowledge or over TLS"`
+	TLS           *TLS          `hcl:"tls,block" doc:"speak TLS with backends"`
+}
+
+// TLS is the arguments of the block tls.
+type TLS struct {
+	Name   string `hcl:"server_name,optional" doc:"name that is asked for and must be in the backend's certificate; empty is the backend's address"`
+	CA     string `hcl:"ca,optional" doc:"file of certificates (PEM) that the backend's must lead to; empty is what the system trusts"`
+	Verify *bool  `hcl:"verify,optional" doc:"whether the backend's certificate must be valid; it must if this is left out"`
+	Cert   string `hcl:"cert,optional" doc:"file of a certificate to show (PEM)"`
+	Key    string `hcl:"key,optional" doc:"file of its private key (PEM)"`
 }
 
 func init() {
@@ -60,10 +73,29 @@ func init() {
 		},
 		Defaults: Config{
 			Connect: 7 * time.Second, Response: 7 * time.Second, BodyTime: time.Hour, WriteTime: 7 * time.Second, Idle: time.Hour, Grace: time.Minute,
-			Keepalive: 64, KeepaliveTime: time.Minute, Retries: 2, Budget: 20, Forwarded: true, Upgrade: []string{"websocket"}, Proxy: "off",
+			HTTP: "1.1", Keepalive: 64, KeepaliveTime: time.Minute, Retries: 2, Budget: 20, Forwarded: true, Upgrade: []string{"websocket"}, Proxy: "off",
+		},
+		Check: func(c Config) error {
+			if c.HTTP == "2" && c.Proxy != "off" {
+				return errors.New("http is \"2\" and proxy_protocol is not off: a connection of HTTP/2 carries requests of many clients, and can name one; leave one of them out")
+			}
+			if c.TLS != nil && (c.TLS.Cert == "") != (c.TLS.Key == "") {
+				return errors.New("tls has one of cert and key: both are needed, or none")
+			}
+			return nil
 		},
 		Streams: func(c Config, e *graph.Env) (stream.Stage, error) {
 			p := &proxy{c: c, env: e, budget: &budget{percent: c.Budget}}
+			if c.TLS != nil {
+				t, err := c.TLS.config()
+				if err != nil {
+					return nil, err
+				}
+				p.tls = t
+			}
+			if c.HTTP == "2" {
+				p.h2 = p.transport()
+			}
 			p.idle = newUpstreams(c.Keepalive, c.KeepaliveTime)
 			for _, u := range c.Upgrade {
 				p.upgrade = append(p.upgrade, strings.ToLower(u))
@@ -104,6 +136,8 @@ type proxy struct {
 	idle    *upstreams
 	budget  *budget
 	upgrade []string
+	tls     *tls.Config     // nil: in the clear
+	h2      *http.Transport // nil: HTTP/1.1
 }
 
 // Inherit is part of graph.StageInheritor.
@@ -111,7 +145,7 @@ func (p *proxy) Inherit(old stream.Stage) {
 	o := old.(*proxy)
 	p.budget = o.budget
 	p.budget.percent = p.c.Budget
-	if p.c.Proxy == o.c.Proxy {
+	if p.c.Proxy == o.c.Proxy && p.c.TLS.equal(o.c.TLS) {
 		p.idle.close()
 		p.idle = o.idle
 		p.idle.hold(p.c.Keepalive, p.c.KeepaliveTime)
@@ -121,6 +155,9 @@ func (p *proxy) Inherit(old stream.Stage) {
 // Close is part of graph.StageCloser.
 func (p *proxy) Close() error {
 	p.idle.close()
+	if p.h2 != nil {
+		p.h2.CloseIdleConnections()
+	}
 	return nil
 }
 
@@ -134,6 +171,9 @@ func (p *proxy) Serve(ctx context.Context, s *stream.Session) (int, error) {
 	p.budget.session()
 	if s.Req == nil {
 		return p.connection(ctx, s)
+	}
+	if p.h2 != nil {
+		return p.requestHTTP2(ctx, s)
 	}
 	return p.request(ctx, s)
 }
@@ -154,6 +194,16 @@ func (p *proxy) dial(ctx context.Context, s *stream.Session) (*stream.Conn, erro
 			version = 2
 		}
 		if _, err := c.Write(proxyproto.Append(nil, version, s.Client.Remote, s.Client.Local)); err != nil {
+			_ = c.Close()
+			return nil, err
+		}
+	}
+	if p.tls != nil {
+		t := p.tls.Clone()
+		if t.ServerName == "" {
+			t.ServerName = s.Backend.Addr.Addr().String()
+		}
+		if err := c.DialTLS(ctx, t, stream.Now()+int64(p.c.Connect)); err != nil {
 			_ = c.Close()
 			return nil, err
 		}
