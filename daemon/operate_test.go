@@ -218,12 +218,14 @@ func TestCountsAreExact(t *testing.T) {
 	for _, f := range frames {
 		in += len(f)
 	}
-	n, vips := 0, map[string]int{}
+	n, vips, backendBytes := 0, map[string]int{}, map[netip.Addr]int{}
+	series := len(scrape(t, r.Daemon))
 	r.port.port.Inject(0, frames...)
 	r.until("all come out", func() bool {
 		for _, p := range r.port.port.Sent(0) {
 			b, _ := gone(p.Data)
 			backends[b]++
+			backendBytes[b] += len(p.Data)
 			bytes += len(p.Data)
 			vips[map[byte]string{80: "web", 81: "more"}[p.Data[14+24+19]]] += len(p.Data)
 			n++
@@ -257,11 +259,19 @@ func TestCountsAreExact(t *testing.T) {
 	}
 	for b, n := range backends {
 		want[fmt.Sprintf("lbgraph_backend_sent_packets_total{backend=%q}", b)] = n
+		want[fmt.Sprintf("lbgraph_backend_sent_bytes_total{backend=%q}", b)] = backendBytes[b]
 	}
 	for series, v := range want {
 		if x, ok := got[series]; !ok || x != float64(v) {
 			t.Errorf("%s is %v (%t), want %d", series, x, ok, v)
 		}
+	}
+	// What a thousand clients send makes no new series.
+	if len(got) != series {
+		t.Errorf("there were %d series, and are %d", series, len(got))
+	}
+	if got["lbgraph_table_build_seconds_total"] <= 0 {
+		t.Error("building the table took no time")
 	}
 	// Reloads, of each outcome.
 	r.write("x")

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -81,6 +82,7 @@ func TestFigures(t *testing.T) {
 		`lbgraph_vector_packets_sum{graph="edge"} 10`,
 		`lbgraph_vector_duration_seconds_count{graph="edge"} 3`,
 		`lbgraph_else 9`,
+		`lbgraph_build_info{goversion="` + runtime.Version() + `",version="v1"} 1`,
 	} {
 		if !strings.Contains(body, line+"\n") {
 			t.Errorf("the page lacks %s", line)
