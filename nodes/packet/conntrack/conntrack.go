@@ -123,7 +123,7 @@ const (
 type node struct {
 	core    graph.Core
 	cfg     Config
-	sweeper *state.Sweeper
+	sweeper interface{ Swept(generation uint64) }
 	clk     clock
 	last    int64 // the clock, which never goes back
 	class   [256]uint8

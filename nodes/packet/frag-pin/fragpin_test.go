@@ -460,6 +460,26 @@ func TestRingFull(t *testing.T) {
 	if w.Counter("pins_lost") != 6 {
 		t.Errorf("%d pins lost", w.Counter("pins_lost"))
 	}
+	// A ring that stays full is tried again at every tick, also by the node that follows
+	// after a reload.
+	heard := func(w *nodetest.Worker) int {
+		w.Told = nil
+		w.RingFull = false
+		w.Node.(graph.Ticker).Tick(w.Clock)
+		w.RingFull = true
+		return len(w.Told)
+	}
+	for range 3 {
+		w.Node.(graph.Ticker).Tick(w.Clock)
+	}
+	next := rig(t, nil, nodetest.Cores(8)).Workers[w.ID()]
+	next.Node.(graph.Inheritor).Inherit(w.Node)
+	if n := heard(next); n != 64 {
+		t.Errorf("%d of 64 late pins were told in the end", n)
+	}
+	if n := heard(next); n != 0 {
+		t.Errorf("%d pins were told twice", n)
+	}
 }
 
 // A flood of first fragments costs older pins, never memory or more than one set's
