@@ -183,7 +183,7 @@ func plain6(v *packet.Vector, i int) (ok bool) {
 // set, also where the answer is a reason, as far as the headers could be read.
 func whole(v *packet.Vector, i int) (output int) {
 	i &= 63
-	v.L3[i], v.L4[i], v.IPLen[i], v.ID[i] = 0, 0, 0, 0
+	v.L3[i], v.L4[i], v.IPLen[i] = 0, 0, 0 // ID says nothing but of fragments
 	v.Flags[i], v.Proto[i], v.TCP[i] = 0, 0, 0
 	v.Src[i], v.Dst[i], v.SPort[i], v.DPort[i], v.Hash[i] = packet.Addr{}, packet.Addr{}, 0, 0, 0
 	v.VIP[i], v.Backend[i] = 0, 0

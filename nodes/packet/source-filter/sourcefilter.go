@@ -77,7 +77,7 @@ func (f *filters) see(s *state.Snapshot) {
 	f.made = made
 	byService := make([]*trie, len(s.Services))
 	for i := range s.Services {
-		if v := s.Services[i].Spec; i > 0 && s.Services[i].Enabled && v >= 0 && v < len(byVIP) {
+		if v := s.Services[i].Spec; i > 0 && v >= 0 && v < len(byVIP) {
 			byService[i] = byVIP[v]
 		}
 	}
