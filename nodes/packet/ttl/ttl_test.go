@@ -187,3 +187,32 @@ func BenchmarkTTL(b *testing.B) {
 		})
 	}
 }
+
+// An answer has one frame: what the packet had more goes back, or would be sent as
+// part of the error.
+func TestAnswerToAChain(t *testing.T) {
+	w := rig(t, true)
+	frame := with(nodetest.Cases(t)["udp-1500-df"], 1)
+	const part = 800
+	w.Reuse()
+	in := w.Load(frame[:part])
+	f, ok := w.Alloc()
+	if !ok {
+		t.Fatal("no frame")
+	}
+	base, _ := w.Chunk(f)
+	copy(w.V.Mem[base+256:], frame[part:])
+	w.V.Links[f] = packet.Link{Next: packet.NoFrame, Start: base + 256, Len: uint32(len(frame) - part)}
+	w.V.Total[0], w.V.Chain[0] = uint32(len(frame)), f
+	w.Parse(in)
+	w.V.Backend[0] = 3
+	if out := w.Only(w.Process(in), 0); out != "reply" {
+		t.Fatalf("leaves by %q", out)
+	}
+	if w.V.Chain[0] != packet.NoFrame || w.V.Total[0] != w.V.Len[0] {
+		t.Errorf("the answer is a chain, %d bytes of %d in its first frame", w.V.Len[0], w.V.Total[0])
+	}
+	if again, ok := w.Alloc(); !ok || again != f {
+		t.Errorf("frame %d did not come back, but %d", f, again)
+	}
+}
