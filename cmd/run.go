@@ -7,6 +7,7 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+	"go.uber.org/zap"
 
 	"github.com/lbgraph/lbgraph/control/admin"
 	"github.com/lbgraph/lbgraph/control/log"
@@ -14,6 +15,7 @@ import (
 	"github.com/lbgraph/lbgraph/daemon"
 	"github.com/lbgraph/lbgraph/graph"
 	"github.com/lbgraph/lbgraph/graph/lang"
+	"github.com/lbgraph/lbgraph/internal/host"
 )
 
 func init() { add(newRun) }
@@ -101,6 +103,9 @@ second signal ends it at once. SIGHUP reads the file again.`,
 		})
 		if err != nil {
 			return refused("%w", err)
+		}
+		for _, f := range host.Warnings(file) {
+			logger.Warn("this machine: "+f.What, zap.String("remedy", f.Remedy))
 		}
 		ended := make(chan struct{})
 		go func() {

@@ -225,6 +225,35 @@ func TestNetRunRefusals(t *testing.T) {
 	})
 }
 
+// TestNetCheckHost: check --host tells what is good about the machine, and what is not
+// with its remedy; what run would refuse is exit code 3.
+func TestNetCheckHost(t *testing.T) {
+	build(t)
+	ns, peer := netnstest.New(t), netnstest.New(t)
+	netnstest.Veth(netnstest.End{NS: ns, Name: "eth0", Addrs: []string{"192.0.2.1/24"}}, netnstest.End{NS: peer, Name: "peer"})
+	ns.Sysctl("net.ipv4.conf.eth0.rp_filter", "1")
+	ns.Exec("ethtool", "-K", "eth0", "rxvlan", "on")
+	file := write(t, "lb.hcl", small)
+	out, err := ns.Try(build(t), "check", "--host", file)
+	if err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
+	for _, want := range []string{"ok: kernel ", "ok: privileges\n", "warning: interface eth0: VLAN offload", "ethtool -K eth0 rxvlan off\n", "warning: interface eth0: strict reverse-path", "rp_filter=2\n"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("%q is missing in\n%s", want, out)
+		}
+	}
+	ns.Exec("ip", "link", "set", "eth0", "mtu", "1400")
+	out, err = ns.Try(build(t), "check", "--host", file)
+	var e *exec.ExitError
+	if !errors.As(err, &e) || e.ExitCode() != 3 || !strings.Contains(out, "error: interface eth0: its MTU is 1400") {
+		t.Errorf("%v: %s", err, out)
+	}
+	if out, err := ns.Try(build(t), "check", file); err != nil || strings.Contains(out, "interface") {
+		t.Errorf("without --host: %v: %s", err, out)
+	}
+}
+
 // TestNetRun: run stays in the foreground and answers the three endpoints until a
 // signal ends it; then it ends at once and well, and nothing is left.
 func TestNetRun(t *testing.T) {
@@ -233,6 +262,8 @@ func TestNetRun(t *testing.T) {
 		t.Run(sig.String(), func(t *testing.T) {
 			ns, peer := netnstest.New(t), netnstest.New(t)
 			netnstest.Veth(netnstest.End{NS: ns, Name: "eth0", Addrs: []string{"192.0.2.1/24"}}, netnstest.End{NS: peer, Name: "peer"})
+			ns.Sysctl("net.ipv4.conf.eth0.rp_filter", "1") // run warns of it
+			ns.Exec("ethtool", "-K", "eth0", "rxvlan", "on")
 			c := exec.Command(build(t), "run", "--log", "json", write(t, "lb.hcl", small+"metrics {}\n"))
 			var log lockedBuffer
 			c.Stderr = &log
@@ -278,7 +309,10 @@ func TestNetRun(t *testing.T) {
 				t.Fatalf("it does not stop: %s", log.String())
 			}
 			nothingAttached(t, ns, "eth0")
-			for _, want := range []string{`"msg":"running"`, `"msg":"stopped"`} {
+			for _, want := range []string{
+				`"msg":"running"`, `"msg":"stopped"`,
+				`"msg":"this machine: interface eth0: strict reverse-path filtering`, `"msg":"this machine: interface eth0: VLAN offload`, `"remedy":"If packets carry tags: ethtool -K eth0 rxvlan off"`,
+			} {
 				if !strings.Contains(log.String(), want) {
 					t.Errorf("the log lacks %s:\n%s", want, log.String())
 				}

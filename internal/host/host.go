@@ -53,6 +53,33 @@ func Check(f *graph.File) (all []Finding) {
 	return all
 }
 
+// Warnings is what Check finds fault with, for a file whose interfaces are in use. A
+// file that uses none has none.
+func Warnings(f *graph.File) (all []Finding) {
+	if !usesInterfaces(f) {
+		return nil
+	}
+	for _, x := range Check(f) {
+		if x.Level != OK {
+			all = append(all, x)
+		}
+	}
+	return all
+}
+
+func usesInterfaces(f *graph.File) bool {
+	for _, g := range f.Graphs {
+		for _, n := range g.Nodes {
+			for _, p := range n.Kind.Ports(n.Config) {
+				if p.Driver == "xdp" {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}
+
 func release() string {
 	var u unix.Utsname
 	if err := unix.Uname(&u); err != nil {
@@ -131,32 +158,56 @@ func iface(name string, g *graph.Graph) (all []Finding) {
 	if dev.MTU < g.NetworkMTU {
 		add(Error, fmt.Sprintf("its MTU is %d, network_mtu of graph %q is %d", dev.MTU, g.Name, g.NetworkMTU), "Lower network_mtu, or: ip link set %s mtu %d", name, g.NetworkMTU)
 	}
-	queues, err := xsk.Queues(name)
-	if err == nil {
-		cores := queues
-		if g.Cores > 0 {
-			cores = g.Cores
-		}
-		if cores > runtime.NumCPU() {
-			add(Warning, fmt.Sprintf("%d loops on %d processors", cores, runtime.NumCPU()), "Lower the queues (ethtool -L %s combined N) or cores in the graph.", name)
-		}
-		if queues == 1 && g.Cores == 0 && runtime.NumCPU() > 2 {
-			add(Warning, "it has one receive queue: one core does all the work", "Give it more (ethtool -L %s combined N), or hand off to workers as in examples/steering.hcl.", name)
-		}
+	if queues, err := xsk.Queues(name); err == nil {
+		all = append(all, spread(name, queues, g.Cores, runtime.NumCPU())...)
 	}
 	if flags, err := deviceFlags(name); err == nil {
-		if flags&flagRxVLAN != 0 {
-			add(Warning, "VLAN offload takes tags off before the XDP program sees them", "If packets carry tags: ethtool -K %s rxvlan off", name)
-		}
-		if flags&flagLRO != 0 {
-			add(Error, "large receive offload joins packets, which XDP cannot take", "ethtool -K %s lro off", name)
-		}
+		all = append(all, offloads(name, flags)...)
 	}
 	if rp := sysctl("net/ipv4/conf/" + name + "/rp_filter"); rp == "1" {
 		add(Warning, "strict reverse-path filtering drops what the kernel gets from addresses that are routed elsewhere", "If health checks go through the tunnel: sysctl -w net.ipv4.conf.%s.rp_filter=2", name)
 	}
 	if len(all) == 0 {
 		all = append(all, Finding{Level: OK, What: "interface " + name})
+	}
+	return all
+}
+
+// spread judges how an interface's receive queues, over which its hash of flows (RSS)
+// spreads packets, share out the work. cores is as the graph has it, 0 for one a queue.
+func spread(name string, queues, cores, cpus int) (all []Finding) {
+	loops := queues
+	if cores > 0 {
+		loops = cores
+	}
+	if loops > cpus {
+		all = append(all, Finding{
+			Warning, fmt.Sprintf("interface %s: %d loops on %d processors", name, loops, cpus),
+			fmt.Sprintf("Lower the queues (ethtool -L %s combined N) or cores in the graph.", name),
+		})
+	}
+	if queues == 1 && cores == 0 && cpus > 2 {
+		all = append(all, Finding{
+			Warning, fmt.Sprintf("interface %s: it has one receive queue: one core does all the work", name),
+			fmt.Sprintf("Give it more (ethtool -L %s combined N), or hand off to workers as in examples/steering.hcl.", name),
+		})
+	}
+	return all
+}
+
+// offloads judges the flags of an interface.
+func offloads(name string, flags uint32) (all []Finding) {
+	if flags&flagRxVLAN != 0 {
+		all = append(all, Finding{
+			Warning, "interface " + name + ": VLAN offload takes tags off before the XDP program sees them",
+			fmt.Sprintf("If packets carry tags: ethtool -K %s rxvlan off", name),
+		})
+	}
+	if flags&flagLRO != 0 {
+		all = append(all, Finding{
+			Error, "interface " + name + ": large receive offload joins packets, which XDP cannot take",
+			fmt.Sprintf("ethtool -K %s lro off", name),
+		})
 	}
 	return all
 }

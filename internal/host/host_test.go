@@ -43,6 +43,44 @@ func TestPrivileges(t *testing.T) {
 	}
 }
 
+// TestQueues: too many loops for the processors, and a lone queue on a machine with more
+// of them.
+func TestQueues(t *testing.T) {
+	for _, c := range []struct {
+		queues, cores, cpus int
+		want                string
+	}{
+		{4, 0, 4, ""}, {8, 0, 4, "8 loops on 4 processors"}, {8, 4, 4, ""}, {1, 6, 4, "6 loops on 4 processors"},
+		{1, 0, 4, "one receive queue"}, {1, 3, 4, ""}, {1, 0, 2, ""},
+	} {
+		all := spread("eth0", c.queues, c.cores, c.cpus)
+		if c.want == "" && len(all) > 0 || c.want != "" && (len(all) != 1 || all[0].Level != Warning || all[0].Remedy == "" || !strings.Contains(all[0].What, c.want)) {
+			t.Errorf("%d queues, %d cores, %d processors: %+v, want %q", c.queues, c.cores, c.cpus, all, c.want)
+		}
+	}
+}
+
+// TestOffloads: what the kernel says by ETH_FLAG_RXVLAN and ETH_FLAG_LRO.
+func TestOffloads(t *testing.T) {
+	for flags, want := range map[uint32]string{
+		0: "", 1 << 8: "warning VLAN offload;", 1 << 15: "error large receive offload;", 1<<8 | 1<<15: "warning VLAN offload;error large receive offload;",
+		1<<7 | 1<<27 | 1<<28: "",
+	} {
+		got := ""
+		for _, f := range offloads("eth0", flags) {
+			words := strings.Fields(strings.TrimPrefix(f.What, "interface eth0: "))
+			n := strings.Index(strings.Join(words, " "), "offload") + len("offload")
+			got += f.Level + " " + strings.Join(words, " ")[:n] + ";"
+			if !strings.Contains(f.Remedy, "ethtool -K eth0 ") {
+				t.Errorf("remedy %q", f.Remedy)
+			}
+		}
+		if got != want {
+			t.Errorf("flags %#x: %q, want %q", flags, got, want)
+		}
+	}
+}
+
 // TestNetInterface: each setting of a real interface that would spoil something is
 // found, and is not found any more once the remedy was followed.
 func TestNetInterface(t *testing.T) {
