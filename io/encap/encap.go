@@ -434,14 +434,18 @@ const chunk = 16
 // ahead asks for the line before the packet of the next lanes of l, which nobody has
 // touched yet, and answers the lanes behind those.
 func ahead(v *packet.Vector, l packet.Lanes) (behind packet.Lanes) {
-	from := l.Next() & 63
-	now := packet.All(chunk) << from
-	if l&now == now { // all of them, as in most vectors
-		prefetch.Offsets(unsafe.Add(unsafe.Pointer(unsafe.SliceData(v.Mem)), -32), v.Start[from:min(from+chunk, packet.Size)])
-		return l &^ now
-	}
 	var p [chunk]uint32
 	n := 0
+	from := l.Next() & 63
+	if now := packet.All(chunk) << from; l&now == now { // all of them, as in most vectors
+		// Not with a base in front of Mem: a pointer there is none that Go allows.
+		n = copy(p[:], v.Start[from:min(from+chunk, packet.Size)])
+		for k := range p {
+			p[k] -= 32
+		}
+		prefetch.Offsets(unsafe.Pointer(unsafe.SliceData(v.Mem)), p[:n])
+		return l &^ now
+	}
 	for ; l != 0 && n < len(p); l &= l - 1 {
 		p[n] = v.Start[l.Next()&63] - 32 // the record stands before: it is no less
 		n++
