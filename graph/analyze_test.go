@@ -182,3 +182,39 @@ func TestRandomGraphs(t *testing.T) {
 	}
 	t.Logf("%d of 3000 graphs are good", good)
 }
+
+// Where ways meet, the one that takes most headroom counts, whichever the file draws
+// first.
+func TestHeadroomOfSeveralWays(t *testing.T) {
+	for _, labelFirst := range []bool{true, false} {
+		gr := &g.Graph{Name: "ways", Plane: g.PacketPlane, GraphConfig: g.GraphDefaults()}
+		for _, name := range []string{"xdp-rx", "parse", "label", "gre-encap"} {
+			k := g.Lookup(name)
+			n := &g.Instance{Kind: k, Name: name, Config: k.NewConfig()}
+			n.Outputs = k.OutputsOf(n.Config)
+			n.Edges = make([]*g.Edge, len(n.Outputs))
+			gr.Nodes = append(gr.Nodes, n)
+		}
+		at := 0
+		draw := func(from, output, to string) {
+			n := gr.Node(from)
+			e := &g.Edge{From: n, Output: n.Output(output), To: gr.Node(to)}
+			at++
+			e.Range.Start.Byte = at
+			n.Edges[e.Output] = e
+		}
+		draw("xdp-rx", "next", "parse")
+		draw("parse", "next", "label")
+		if labelFirst {
+			draw("label", "next", "gre-encap")
+			draw("parse", "fragment", "gre-encap")
+		} else {
+			draw("parse", "fragment", "gre-encap")
+			draw("label", "next", "gre-encap")
+		}
+		label, gre := g.Lookup("label").Headroom, g.Lookup("gre-encap").Headroom
+		if a, _ := g.Analyze(gr); label == 0 || gre == 0 || a.Headroom != label+gre {
+			t.Errorf("label drawn first %v: headroom %d, want %d + %d", labelFirst, a.Headroom, label, gre)
+		}
+	}
+}
