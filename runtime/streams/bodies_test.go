@@ -252,6 +252,7 @@ func TestBytesBehind(t *testing.T) {
 		{"chunked", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n" + evil, ""},
 		{"behind 204", "HTTP/1.1 204 No\r\nContent-Length: 4\r\n\r\nevil", ""},
 	} {
+		all := make(chan struct{}, 10) // everything was sent
 		s := serve(t, func(p *peer) {
 			for {
 				if strings.Contains(p.head(), "«") {
@@ -262,6 +263,7 @@ func TestBytesBehind(t *testing.T) {
 					time.Sleep(20 * time.Millisecond)
 					p.send(c.late)
 				}
+				all <- struct{}{}
 			}
 		})
 		r := run(t, simple("", s.addr()))
@@ -279,7 +281,8 @@ func TestBytesBehind(t *testing.T) {
 			if strings.Contains(body, "evil") || strings.Contains(h, "Content-Length: 4") {
 				t.Errorf("%s, request %d: %q %q", c.name, i, h, body)
 			}
-			time.Sleep(40 * time.Millisecond)
+			<-all
+			time.Sleep(5 * time.Millisecond)
 		}
 		if n := r.counter("out", "connections"); n != 3 {
 			t.Errorf("%s: %d connections for 3 requests", c.name, n)

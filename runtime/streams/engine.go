@@ -148,15 +148,18 @@ func (e *Engine) Swap(graphs []*graph.Graph) error {
 			e.blocks[b.name] = b
 		}
 		p.block = b
-		old := b.prog.Swap(p)
+		old := b.prog.Load()
 		if old != nil {
-			p.inherit(old)
-			old.retire(p)
+			p.inherit(old) // before a session can come to p
+		}
+		b.prog.Store(p)
+		if old != nil {
+			old.discard()
 		}
 	}
 	for name, b := range e.blocks {
 		if !kept[name] {
-			b.prog.Load().retire(nil)
+			b.prog.Load().discard()
 			delete(e.blocks, name)
 		}
 	}
@@ -197,7 +200,7 @@ func (e *Engine) Stop(ctx context.Context) error {
 	e.cancel()
 	<-done
 	for _, b := range e.blocks {
-		b.prog.Load().retire(nil)
+		b.prog.Load().discard()
 	}
 	return err
 }
@@ -304,10 +307,7 @@ func (p *program) inherit(old *program) {
 	}
 }
 
-// retire ends p, of which sessions may be under way still; next follows it.
-func (p *program) retire(*program) { p.discard() }
-
-// discard ends p, to which no session comes any more.
+// discard ends p, to which no session comes any more; some may be under way still.
 func (p *program) discard() {
 	for _, stop := range p.watch {
 		stop()

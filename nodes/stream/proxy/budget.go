@@ -11,7 +11,7 @@ import (
 // clients ask: so many percent of the sessions, of this second or of the one before,
 // but always leastRetries a second.
 type budget struct {
-	percent  int
+	percent  atomic.Int64
 	sessions atomic.Int64 // since window began
 
 	mu      sync.Mutex
@@ -37,7 +37,7 @@ func (b *budget) retry() bool {
 		b.before = int64(float64(n) * float64(second) / float64(max(now-b.window, second)))
 		b.window, b.retries = now, 0
 	}
-	if b.retries >= max(leastRetries, max(b.sessions.Load(), b.before)*int64(b.percent)/100) {
+	if b.retries >= max(leastRetries, max(b.sessions.Load(), b.before)*b.percent.Load()/100) {
 		return false
 	}
 	b.retries++

@@ -513,17 +513,19 @@ func (c *call) switchProtocols() *failure {
 	buf := c.up.Buffered()[:c.head.Size]
 	s.Status = c.head.Status
 	err := r.Begin(&stream.Response{Status: c.head.Status, Head: &c.head, Buf: buf, Edits: s.Edits, Upgrade: c.head.UpgradeTo.In(buf)})
-	if err == nil {
-		err = r.Flush()
-	}
 	if err != nil {
+		return clientFailure(err)
+	}
+	// The session gives its place back before its client knows: it may ask again at
+	// once.
+	s.BeginUpgrade()
+	if err := r.Flush(); err != nil {
 		return clientFailure(err)
 	}
 	c.up.Discard(c.head.Size)
 	c.unwatch()
 	c.p.env.Count(upgraded, 1)
 	client := r.Upgrade()
-	s.BeginUpgrade()
 	t := tunnel{client: client, backend: c.up, idle: int64(c.p.c.Idle), grace: int64(c.p.c.Grace)}
 	t.run()
 	s.Picker.Report(s.Backend, false)

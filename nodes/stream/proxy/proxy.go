@@ -85,7 +85,8 @@ func init() {
 			return nil
 		},
 		Streams: func(c Config, e *graph.Env) (stream.Stage, error) {
-			p := &proxy{c: c, env: e, budget: &budget{percent: c.Budget}}
+			p := &proxy{c: c, env: e, budget: new(budget)}
+			p.budget.percent.Store(int64(c.Budget))
 			if c.TLS != nil {
 				t, err := c.TLS.config()
 				if err != nil {
@@ -144,7 +145,7 @@ type proxy struct {
 func (p *proxy) Inherit(old stream.Stage) {
 	o := old.(*proxy)
 	p.budget = o.budget
-	p.budget.percent = p.c.Budget
+	p.budget.percent.Store(int64(p.c.Budget))
 	if p.c.Proxy == o.c.Proxy && p.c.TLS.equal(o.c.TLS) {
 		p.idle.close()
 		p.idle = o.idle
