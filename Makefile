@@ -55,7 +55,7 @@ bench: ## the figures to reach, beside a scalar reference; BENCH='-only look-up'
 
 soak: ## long runs: every fuzz target for a minute, and tests that take minutes
 	.ci/fuzz 60s
-	LBGRAPH_SOAK=1 $(TESTSUM) -- -count=1 -timeout 2h -p 1 -run 'Soak' ./...
+	LBGRAPH_SOAK=1 $(TESTSUM) -- -count=1 -timeout 2h -p 1 -run 'Soak|^TestModel$$' ./...
 
 open: ## what is promised and not yet held
 	$(GO) run ./internal/coverage
