@@ -523,9 +523,9 @@ func TestTCPEnds(t *testing.T) {
 		most      time.Duration
 		want      string
 	}{
-		{"grace", "g", true, 180 * time.Millisecond, 500 * time.Millisecond, "«reset»"},
-		{"idle", "i", false, 380 * time.Millisecond, 800 * time.Millisecond, "«reset»"},
-		{"reset by the backend", "r", false, 0, 200 * time.Millisecond, "«reset»"},
+		{"grace", "g", true, 100 * time.Millisecond, 5 * time.Second, "«reset»"},
+		{"idle", "i", false, 300 * time.Millisecond, 5 * time.Second, "«reset»"},
+		{"reset by the backend", "r", false, 0, 5 * time.Second, "«reset»"},
 	} {
 		p := dial(t, r.addr("in"))
 		p.send(c.cmd)
