@@ -523,7 +523,7 @@ func TestTCPEnds(t *testing.T) {
 		most      time.Duration
 		want      string
 	}{
-		{"grace", "g", true, 100 * time.Millisecond, 5 * time.Second, "«reset»"},
+		{"grace", "g", true, 100 * time.Millisecond, 950 * time.Millisecond, "«reset»"},
 		{"idle", "i", false, 300 * time.Millisecond, 5 * time.Second, "«reset»"},
 		{"reset by the backend", "r", false, 0, 5 * time.Second, "«reset»"},
 	} {
