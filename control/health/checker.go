@@ -179,7 +179,7 @@ func (c *Checker) probe(ctx context.Context, t *target, p *prober, vips []netip.
 	}
 	c.mu.Unlock()
 	if changed && !gone {
-		f := []zap.Field{zap.String("health", c.name), zap.Stringer("backend", t.Addr), zap.Stringer("state", now)}
+		f := []zap.Field{zap.String("health", c.name), zap.String("backend", t.where()), zap.Stringer("state", now)}
 		if err != nil {
 			f = append(f, zap.Error(err))
 		}
@@ -187,6 +187,14 @@ func (c *Checker) probe(ctx context.Context, t *target, p *prober, vips []netip.
 		c.host.SetHealth(t.Target, now)
 	}
 	c.poke()
+}
+
+// where is the backend as the log names it: with its port where the file gives one.
+func (t *target) where() string {
+	if t.Port == 0 {
+		return t.Addr.String()
+	}
+	return netip.AddrPortFrom(t.Addr, uint16(t.Port)).String()
 }
 
 // judge takes one result. The state changes after rise successes or fall failures
