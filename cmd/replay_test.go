@@ -97,6 +97,9 @@ func TestReplayRefuses(t *testing.T) {
 	if err := os.WriteFile(text, []byte("this is no capture, whatever it is called"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	if err := os.Symlink(in, filepath.Join(filepath.Dir(in), "again.pcap")); err != nil {
+		t.Fatal(err)
+	}
 	for _, c := range []struct {
 		args string
 		code int
@@ -106,6 +109,7 @@ func TestReplayRefuses(t *testing.T) {
 		{minimal + " --in /nowhere/q0.pcap", 3, "/nowhere/q0.pcap: no such file"},
 		{minimal + " --in " + text, 3, "not a valid capture"},
 		{minimal + " --in " + in + " --out " + in, 2, "which is read too"},
+		{minimal + " --in " + in + " --out " + filepath.Join(filepath.Dir(in), ".", "again.pcap"), 2, "which is read too"}, // the same file
 		{minimal + " --in " + in + " --out /nowhere/out.pcap", 3, "/nowhere/out.pcap"},
 		{minimal + " --in " + in + " --down web/web-7", 2, `no backend "web/web-7". The file has web/web-1, web/web-2`},
 		{minimal + " --in " + in + " --address 1.2.3", 2, "which is no address"},

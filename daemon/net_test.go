@@ -503,6 +503,24 @@ func TestNetHealthy(t *testing.T) {
 	says("the link is down")
 	w.router.Exec("ip", "link", "set", "node", "up")
 	says("ok")
+	// Somebody else's program takes our place.
+	other, err := bpf.NewAdmission()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = other.Close() }()
+	var at *bpf.Attachment
+	w.node.Do(func() {
+		var dev *net.Interface
+		if dev, err = net.InterfaceByName("eth0"); err == nil {
+			at, err = other.Attach(bpf.AttachOptions{Interface: dev.Index, Mode: bpf.Auto, Replace: true})
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = at.Close() }()
+	says("the XDP program is gone")
 	w.node.Exec("ip", "link", "delete", "eth0")
 	says("interface eth0")
 }

@@ -46,3 +46,33 @@ func TestDotRenders(t *testing.T) {
 		}
 	}
 }
+
+// What is dropped is no main path, though nothing else is drawn.
+func TestReasonsAreNoMainPath(t *testing.T) {
+	gr := &g.Graph{Name: "edge", Plane: g.PacketPlane, GraphConfig: g.GraphDefaults()}
+	for _, name := range []string{"xdp-rx", "parse", "reflect"} {
+		k := g.Lookup(name)
+		n := &g.Instance{Kind: k, Name: name, Config: k.NewConfig()}
+		n.Outputs = k.OutputsOf(n.Config)
+		n.Edges = make([]*g.Edge, len(n.Outputs))
+		gr.Nodes = append(gr.Nodes, n)
+	}
+	draw := func(from, output, to string) {
+		n := gr.Node(from)
+		o := n.Output(output)
+		n.Edges[o] = &g.Edge{From: n, Output: o, To: gr.Node(to)}
+	}
+	draw("xdp-rx", "next", "parse")
+	draw("parse", "truncated", "reflect")
+	var b bytes.Buffer
+	if err := g.Dot(&b, &g.File{Path: "lb.hcl", Graphs: []*g.Graph{gr}}, g.DotOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(b.String()) {
+		for edge, heavy := range map[string]bool{`"edge/xdp-rx" -> "edge/parse"`: true, `"edge/parse" -> "edge/reflect"`: false} {
+			if strings.Contains(line, edge) && strings.Contains(line, "penwidth=2.6") != heavy {
+				t.Errorf("heavy %v: %s", !heavy, line)
+			}
+		}
+	}
+}

@@ -3,6 +3,8 @@ package graph_test
 import (
 	"bytes"
 	"encoding/json"
+	"slices"
+	"strings"
 	"testing"
 
 	g "github.com/lbgraph/lbgraph/graph"
@@ -34,4 +36,29 @@ func TestExplainNode(t *testing.T) {
 	}
 	b.Write(append(js, '\n'))
 	golden(t, "testdata/explain_node.golden", b.String())
+}
+
+// What leaves by an output holds what the output asks for.
+func TestExitsHoldWhatTheyAskFor(t *testing.T) {
+	gr, a := analyze(t, "sample")
+	asked := 0
+	for _, n := range gr.Nodes {
+		for i, x := range a.Place(n).Exits {
+			o := n.Outputs[i]
+			for _, name := range strings.Split((o.Only &^ o.Removes).String(), ", ") {
+				if name == "nothing" {
+					continue
+				}
+				asked++
+				for _, facts := range x.Facts {
+					if !slices.Contains(facts, name) {
+						t.Errorf("%s.%s is for %s, and %v leaves by it", n.Name, o.Name, name, facts)
+					}
+				}
+			}
+		}
+	}
+	if asked < 5 {
+		t.Errorf("only %d outputs ask for anything", asked)
+	}
 }

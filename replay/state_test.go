@@ -174,3 +174,13 @@ func TestVectors(t *testing.T) {
 		t.Errorf("65 packets %+v", full.Connections)
 	}
 }
+
+// What waits too long is over before the next packet comes, also if that is the one
+// that it waited for.
+func TestTicksComeBeforeThePacket(t *testing.T) {
+	c := nodetest.Cases(t)
+	x, _ := run(t, load(t, stateful), replay.Options{}, capture(t, at{0, c["frag2"]}, at{time.Second, c["frag1"]}))
+	if p := x.Packets[0]; p.Verdict != "dropped" || p.Reason != "frag_expired" {
+		t.Errorf("a fragment whose first comes after a second: %+v", p)
+	}
+}

@@ -323,3 +323,53 @@ func TestJitter(t *testing.T) {
 		t.Errorf("only %d different intervals in 1000", len(seen))
 	}
 }
+
+// A redirect is an answer like any other, and not followed: what it leads to may be
+// another backend's health.
+func TestRedirectIsNotFollowed(t *testing.T) {
+	var followed atomic.Int64
+	a := serve(t, false, func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/elsewhere" {
+			followed.Add(1)
+			return
+		}
+		http.Redirect(w, r, "/elsewhere", http.StatusFound)
+	})
+	h := newHost(t, "c", a)
+	start(t, h, func(c *Config) { c.Type, c.Interval, c.Timeout = "http", 200*time.Millisecond, 200*time.Millisecond })
+	h.await(t, a, state.Unhealthy)
+	if n := followed.Load(); n != 0 {
+		t.Errorf("%d redirects were followed", n)
+	}
+}
+
+// What a probe finds out about a backend that is gone meanwhile is told to nobody.
+func TestAnswerAboutWhatIsGone(t *testing.T) {
+	asked, answer := make(chan struct{}, 1), make(chan struct{})
+	a, b := netip.MustParseAddrPort("192.0.2.1:80"), netip.MustParseAddrPort("192.0.2.2:80")
+	h := newHost(t, "c", a, b)
+	c := begin(t, h, func(c *Config) { c.Rise, c.Interval, c.Timeout = 1, time.Minute, time.Minute },
+		func(ctx context.Context, _, addr string) (net.Conn, error) {
+			if addr == a.String() {
+				asked <- struct{}{}
+				<-answer
+			}
+			us, them := net.Pipe()
+			_ = them.Close()
+			return us, nil
+		})
+	c.hurry()
+	<-asked
+	h.apply(t, "c", b)
+	for end := time.Now().Add(time.Minute); len(c.Results()) != 1; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("it is still among %v", c.Results())
+		}
+	}
+	close(answer)
+	h.await(t, b, state.Healthy)
+	_ = c.Stop(context.Background()) // waits for the probe
+	if x := h.last(a); x != state.Unknown {
+		t.Errorf("told that a backend that is gone is %v", x)
+	}
+}

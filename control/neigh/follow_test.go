@@ -151,3 +151,14 @@ func TestNoProbe(t *testing.T) {
 	b.f.neighbour(update{hop{2, gw1}, pending, macA})
 	b.after(0, nil, []string{"resolve 192.0.2.254"})
 }
+
+// A neighbour that the kernel has forgotten is still known to whoever comes to need it.
+func TestAForgottenNeighbourIsKnown(t *testing.T) {
+	b := newBench(t)
+	b.f.setTargets(map[netip.Addr]bool{b1: true})
+	b.f.neighbour(update{hop{2, gw1}, known, macA})
+	b.after(0, []string{"10.0.1.1 a"}, nil)
+	b.f.neighbour(update{hop{2, gw1}, pending, [6]byte{}})
+	b.f.setTargets(map[netip.Addr]bool{b1: true, b2: true})
+	b.after(0, []string{"10.0.1.2 a"}, []string{"resolve 192.0.2.254"})
+}

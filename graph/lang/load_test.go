@@ -356,3 +356,14 @@ func BenchmarkLoad(b *testing.B) {
 		}
 	}
 }
+
+// Ranges that share one port overlap; neighbours do not.
+func TestRangesThatTouch(t *testing.T) {
+	for ports, overlap := range map[string]bool{`["1-10", "10-20"]`: true, `["10-20", "1-10"]`: true, `["1-9", "10-20"]`: false, `["1-10", 10]`: false} {
+		src := "pool \"web\" {\n  backend \"b\" {\n    address = \"10.0.0.1\"\n  }\n}\nvip \"web\" {\n  address  = \"203.0.113.10\"\n  protocol = \"tcp\"\n  ports    = " + ports + "\n  pool     = pool.web\n}\n"
+		_, diags := lang.LoadBytes("lb.hcl", []byte(src), options(src))
+		if got := strings.Contains(render(diags, "lb.hcl", src), "Port ranges overlap"); got != overlap || diags.HasErrors() != overlap {
+			t.Errorf("ports %s: overlap %v, want %v\n%s", ports, got, overlap, render(diags, "lb.hcl", src))
+		}
+	}
+}

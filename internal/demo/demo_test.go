@@ -228,3 +228,14 @@ func TestSamples(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 }
+
+// A fact that does not hold is remembered, and said.
+func TestFacts(t *testing.T) {
+	var said strings.Builder
+	d := &demo{Config: Config{Out: &said}}
+	d.fact(true, "%d is 1", 1)
+	d.fact(false, "%d is 2", 1)
+	if d.facts != 2 || len(d.broken) != 1 || d.broken[0] != "1 is 2" || !strings.Contains(said.String(), "WRONG 1 is 2") {
+		t.Errorf("%d facts, broken %q\n%s", d.facts, d.broken, said.String())
+	}
+}
