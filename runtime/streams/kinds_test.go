@@ -602,7 +602,8 @@ func TestConnectionLimits(t *testing.T) {
 			p := newPeer(t, c)
 			return p.get(get)
 		}
-		if got := try(); got != "«reset»" {
+		// Whether the end or the reset is read first depends on the moment.
+		if got := try(); got != "«reset»" && got != "«end»" {
 			t.Errorf("%s: %q", limit, got)
 		}
 		_ = a.Close()

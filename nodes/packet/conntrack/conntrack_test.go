@@ -502,6 +502,18 @@ func TestRemovedBackend(t *testing.T) {
 }
 
 func TestSweepSaysWhatIsForgotten(t *testing.T) {
+	// Where the entry stands depends on the secret: where the first step of a sweep
+	// finds it at once, nothing is shown.
+	for range 20 {
+		if sweepSaysWhatIsForgotten(t) {
+			return
+		}
+	}
+	t.Error("the entry stood in the first buckets each time")
+}
+
+// sweepSaysWhatIsForgotten is false where the first step found the entry.
+func sweepSaysWhatIsForgotten(t *testing.T) bool {
 	r := newRig(t, func(c *Config) { c.Entries = 1024 })
 	f := r.flowAt(4)
 	r.send(f, syn)
@@ -517,7 +529,7 @@ func TestSweepSaysWhatIsForgotten(t *testing.T) {
 	r.node().sweeper = told
 	r.node().Tick(r.Clock)
 	if r.Counter("died") == 1 {
-		t.Skip("the entry stands in the first buckets")
+		return false
 	}
 	for range 20 {
 		r.node().Tick(r.Clock)
@@ -528,6 +540,7 @@ func TestSweepSaysWhatIsForgotten(t *testing.T) {
 	if len(*told) == 0 || (*told)[len(*told)-1] < died {
 		t.Errorf("told of %d, and it died in %d", *told, died)
 	}
+	return true
 }
 
 // sweptTo takes down which generations were told.
