@@ -270,7 +270,7 @@ func TestSlowloris(t *testing.T) {
 		p.send(c.at)
 		go drip(p, c.slow)
 		got := strings.TrimSuffix(p.rest(), "«reset»")
-		if d := time.Since(begun); d < 140*time.Millisecond || d > 600*time.Millisecond || !strings.HasPrefix(got, c.want) || c.want == "" && got != "" {
+		if d := time.Since(begun); d < 140*time.Millisecond || d > 3*time.Second || !strings.HasPrefix(got, c.want) || c.want == "" && got != "" {
 			t.Errorf("%s: %q after %v", c.name, got, d)
 		}
 		if c.r == q {
@@ -348,7 +348,7 @@ func TestBackendDeadlines(t *testing.T) {
 		if got := p.get(get); got != "504 504 Gateway Timeout\n" {
 			t.Errorf("%q", got)
 		}
-		if d := time.Since(begun); d < 140*time.Millisecond || d > 500*time.Millisecond {
+		if d := time.Since(begun); d < 140*time.Millisecond || d > 3*time.Second {
 			t.Errorf("after %v", d)
 		}
 	}
