@@ -283,7 +283,7 @@ func TestNoAllocations(t *testing.T) {
 // TestFlush: packets whose headers were taken out of the caches cost more to load.
 func TestFlush(t *testing.T) {
 	if !canFlush {
-		t.Skip("this machine cannot")
+		t.Skip("missing: an instruction that takes lines out of the caches")
 	}
 	e := sampled(t, Load{Flows: 100}, packet.Size)
 	load := func(cold bool) float64 {
