@@ -35,6 +35,7 @@ func Check(f *File) hcl.Diagnostics {
 		for _, n := range g.Nodes {
 			single(n)
 			wanted(f, n, &says)
+			portless(f, n, &says)
 			if need := n.Kind.Cores(n.Config); g.Cores > 0 && need > g.Cores {
 				says.err("Too few cores", &n.Range, "%s works with %d cores, and graph %q has %d. Set cores to %d or more, or leave it out.",
 					n, need, g.Name, g.Cores, need)
@@ -76,6 +77,37 @@ func wanted(f *File, n *Instance, says *diagnostics) {
 		return
 	}
 	says.err(fmt.Sprintf("No %s block", kind), &n.Range, "%s has %s, for which a %s block must stand in the file. Add \"%s {}\" beside the graph.", n, argument, kind, kind)
+}
+
+// portless tells of a backend that n cannot connect to, since nothing says by which
+// port. One stands for all of its pool.
+func portless(f *File, n *Instance, says *diagnostics) {
+	if n.Kind.Dials == nil {
+		return
+	}
+	pool, port := n.Kind.Dials(n.Config)
+	if port != 0 {
+		return
+	}
+	for i := range f.Spec.Pools {
+		p := &f.Spec.Pools[i]
+		if p.Name != pool {
+			continue
+		}
+		for j := range p.Backends {
+			b := &p.Backends[j]
+			if b.Port != 0 {
+				continue
+			}
+			at, ok := f.Places["pool."+pool+"."+b.Name]
+			if !ok {
+				at = n.Range
+			}
+			says.err("Backend without a port", &at, "%s connects to the backends of pool %q, and neither backend %q nor %s says by which port. Give the backend a port, or set port in %s for all that have none.",
+				n, pool, b.Name, n.Name, n.Name)
+			return
+		}
+	}
 }
 
 // roomForIPv6 sees to it that every link can carry what IPv6 promises: packets of

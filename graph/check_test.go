@@ -23,8 +23,8 @@ import (
 var update = flag.Bool("update", false, "write the golden files anew")
 
 // load reads what these tests need of a file, without the language around it:
-// graphs with paths and nodes, control blocks without arguments, and the names of
-// pools and addresses of VIPs.
+// graphs with paths and nodes, control blocks without arguments, the names of pools
+// and names and ports of their backends, and addresses of VIPs.
 func load(t testing.TB, path string) *g.File {
 	t.Helper()
 	src, err := os.ReadFile(path)
@@ -46,7 +46,18 @@ func load(t testing.TB, path string) *g.File {
 			a := netip.MustParseAddr(v.AsString())
 			f.Spec.VIPs = append(f.Spec.VIPs, state.VIPSpec{Name: b.Labels[0], Prefix: netip.PrefixFrom(a, a.BitLen())})
 		case "pool":
-			f.Spec.Pools = append(f.Spec.Pools, state.PoolSpec{Name: b.Labels[0]})
+			p := state.PoolSpec{Name: b.Labels[0]}
+			for _, k := range b.Body.Blocks {
+				x := state.BackendSpec{Name: k.Labels[0]}
+				if a := k.Body.Attributes["port"]; a != nil {
+					v, _ := a.Expr.Value(nil)
+					n, _ := v.AsBigFloat().Int64()
+					x.Port = int(n)
+				}
+				f.Places["pool."+p.Name+"."+x.Name] = k.DefRange()
+				p.Backends = append(p.Backends, x)
+			}
+			f.Spec.Pools = append(f.Spec.Pools, p)
 		default:
 			f.Controls = append(f.Controls, instance(t, b.Type, b.Type, b.DefRange(), nil))
 		}

@@ -103,7 +103,8 @@ type Def[C any] struct {
 	Includes func(C) []string
 
 	Defaults C
-	// Check looks at what tags cannot say. It answers a sentence for the operator.
+	// Check looks at what tags cannot say. It answers a sentence for the operator; by
+	// BadArgument where one argument is at fault, for the diagnostic to point at.
 	Check func(C) error
 	// Single allows one instance of the kind in a file.
 	Single bool
@@ -121,6 +122,9 @@ type Def[C any] struct {
 	// Listens answers the sockets that a source of the stream plane accepts
 	// connections from. The runtime owns them.
 	Listens func(C) []Listen
+	// Dials answers the pool whose backends the kind has connected to, and the port of
+	// those that have none in the pool; 0 if each must have its own.
+	Dials func(C) (pool string, port int)
 
 	// Exactly one of these builds the kind, and says its plane. What Streams answers
 	// may have the optional methods of stages.
@@ -187,6 +191,7 @@ type Kind struct {
 	Interface   func(any) string
 	Packets     func(any, *Env) (Maker, error)
 	Listens     func(any) []Listen
+	Dials       func(any) (pool string, port int) // nil where the kind chooses no backend
 	Streams     func(any, *Env) (stream.Stage, error)
 	Control     func(any, *Env) (Control, error)
 }
@@ -314,6 +319,9 @@ func newKind[C any](d Def[C]) (*Kind, error) {
 		}
 		return d.Listens(*c.(*C))
 	}
+	if d.Dials != nil {
+		k.Dials = func(c any) (string, int) { return d.Dials(*c.(*C)) }
+	}
 	switch {
 	case d.Packets != nil:
 		k.Plane = PacketPlane
@@ -326,4 +334,23 @@ func newKind[C any](d Def[C]) (*Kind, error) {
 		k.Control = func(c any, e *Env) (Control, error) { return d.Control(*c.(*C), e) }
 	}
 	return k, nil
+}
+
+// An ArgumentError is what Def.Check says of one argument.
+type ArgumentError struct {
+	// Argument is its path in the block, as in "key", "rule.api.host" (blocks with
+	// labels) and "certificate[1].key" (blocks without).
+	Argument string
+	Err      error
+}
+
+// Error answers the sentence.
+func (e *ArgumentError) Error() string { return e.Err.Error() }
+
+// Unwrap answers the cause.
+func (e *ArgumentError) Unwrap() error { return e.Err }
+
+// BadArgument makes an ArgumentError of a sentence.
+func BadArgument(argument, format string, args ...any) error {
+	return &ArgumentError{argument, fmt.Errorf(format, args...)}
 }

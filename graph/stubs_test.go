@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	g "github.com/lbgraph/lbgraph/graph"
+	"github.com/lbgraph/lbgraph/io/stream"
 )
 
 // The catalogue, as far as the checker sees it: kinds that move nothing. The real
@@ -20,6 +21,28 @@ type stub struct {
 	Echo      string `hcl:"echo,optional" doc:"what echo requests get"`
 	Cores     []int  `hcl:"cores,optional" doc:"cores to hand to"`
 	NextHop   string `hcl:"next_hop,optional" doc:"where frames go"`
+}
+
+// session is the arguments of stream kinds.
+type session struct {
+	Address  string `hcl:"address,optional" doc:"where it listens"`
+	Protocol string `hcl:"protocol,optional" doc:"http or tcp"`
+	Pool     string `hcl:"pool,optional" doc:"whose backends are chosen"`
+	Port     int    `hcl:"port,optional" doc:"of backends without one"`
+	Rules    []rule `hcl:"rule,block" doc:"an output"`
+
+	Certificates []certificate `hcl:"certificate,block" doc:"a certificate"`
+}
+
+type rule struct {
+	Name  string   `hcl:"name,label"`
+	Hosts []string `hcl:"host,optional" doc:"of requests"`
+	Names []string `hcl:"server_name,optional" doc:"that clients ask TLS for"`
+}
+
+type certificate struct {
+	Cert string `hcl:"cert" doc:"a file"`
+	Key  string `hcl:"key" doc:"a file"`
 }
 
 func drops(names ...string) (all []g.Output) {
@@ -113,9 +136,36 @@ func init() {
 	register(g.Def[stub]{Kind: "pcap-tx"})
 	register(g.Def[stub]{Kind: "drop"})
 	register(g.Def[stub]{Kind: "punt", Forbids: g.Backend | g.Sent, Outputs: drops("no_punt")})
-	// Kinds of streams are built otherwise; the checker asks for their plane alone.
-	register(g.Def[stub]{Kind: "proxy"})
-	g.Lookup("proxy").Plane = g.StreamPlane
+	speaks := func(always g.Facts) func(session) []g.Output {
+		return func(c session) []g.Output {
+			if c.Protocol == "http" {
+				return next(always|g.HTTP, 0)
+			}
+			return next(always, 0)
+		}
+	}
+	sessions := func(d g.Def[session]) {
+		d.Summary, d.Defaults.Protocol = "stands in for "+d.Kind, "http"
+		d.Streams = func(session, *g.Env) (stream.Stage, error) { return nil, errors.New("a stub") }
+		g.Register(d)
+	}
+	sessions(g.Def[session]{Kind: "listen", Source: true, Outputs: drops("full", "client_full", "bad_proxy"), OutputsOf: speaks(g.Conn)})
+	sessions(g.Def[session]{Kind: "tls", Needs: g.Conn, Forbids: g.TLS | g.HTTP, Outputs: drops("handshake_failed", "handshake_timeout"), OutputsOf: speaks(g.TLS)})
+	sessions(g.Def[session]{Kind: "admit", Needs: g.Conn, Outputs: outputs(next(0, 0), "overflow", "upgraded_full")})
+	sessions(g.Def[session]{Kind: "route", Needs: g.Conn, Outputs: drops("no_route", "bad_hello"), OutputsOf: func(c session) (all []g.Output) {
+		for _, r := range c.Rules {
+			o := g.Output{Name: r.Name}
+			if len(r.Hosts) > 0 {
+				o.Only = g.HTTP
+			}
+			all = append(all, o)
+		}
+		return all
+	}})
+	sessions(g.Def[session]{Kind: "headers", Needs: g.HTTP, Outputs: next(0, 0)})
+	sessions(g.Def[session]{Kind: "respond", Needs: g.HTTP})
+	sessions(g.Def[session]{Kind: "balance", Needs: g.Conn, Outputs: outputs(next(g.Pool, 0), "no_backend"), Dials: func(c session) (string, int) { return c.Pool, c.Port }})
+	sessions(g.Def[session]{Kind: "proxy", Needs: g.Conn | g.Pool, Outputs: drops("connect_failed", "cut")})
 	g.Register(g.Def[stub]{Kind: "bgp", Summary: "stands in for bgp",
 		Peers:   func(stub) []netip.Addr { return []netip.Addr{netip.MustParseAddr("192.0.2.254")} },
 		Control: func(stub, *g.Env) (g.Control, error) { return nil, errors.New("a stub") }})

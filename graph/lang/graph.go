@@ -267,7 +267,7 @@ func (s *builder) step(e hcl.Expression) (st step, ok bool) {
 		s.fault(st.at, "Node needs a block", "%q has arguments that are required. Write node %q %q { %s }.", k.Name, k.Name, "name", strings.Join(missing, "  "))
 		return st, false
 	}
-	if !s.accept(inst) {
+	if !s.accept(inst, "") {
 		return st, false
 	}
 	s.nodes[st.name] = inst

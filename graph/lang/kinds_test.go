@@ -102,7 +102,7 @@ func init() {
 			for i, c := range h.Cores {
 				for _, d := range h.Cores[:i] {
 					if c == d {
-						return fmt.Errorf("core %d is listed twice. List each core once", c)
+						return graph.BadArgument(fmt.Sprintf("cores[%d]", i), "core %d is listed twice. List each core once", c)
 					}
 				}
 			}

@@ -1,6 +1,7 @@
 package lang
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"sort"
@@ -453,12 +454,14 @@ func (l *loader) configure(b *hcl.Block, inst *graph.Instance, key string, skip 
 	if l.tell(conf.DecodeBlock(b, l.ctx, inst.Config, conf.Options{Skip: skip, Place: l.place(key)})) {
 		return false
 	}
-	return l.accept(inst)
+	return l.accept(inst, key)
 }
 
-func (l *loader) accept(inst *graph.Instance) bool {
+// accept asks the kind whether it takes the configuration that stands at key; "" for
+// one without a block.
+func (l *loader) accept(inst *graph.Instance, key string) bool {
 	if err := inst.Kind.CheckConfig(inst.Config); err != nil {
-		l.fault(inst.Range, "Arguments do not fit", "%s", sentence(err.Error()))
+		l.fault(l.blame(err, inst.Range, key), "Arguments do not fit", "%s", sentence(err.Error()))
 		return false
 	}
 	for _, n := range conf.Refs(inst.Config, "pool") {
@@ -467,6 +470,21 @@ func (l *loader) accept(inst *graph.Instance) bool {
 	inst.Outputs = inst.Kind.OutputsOf(inst.Config)
 	inst.Edges = make([]*graph.Edge, len(inst.Outputs))
 	return true
+}
+
+// blame answers the place of the argument that err is about, of what it stands in
+// where the file gives it no place of its own, else that of the block.
+func (l *loader) blame(err error, block hcl.Range, key string) hcl.Range {
+	var bad *graph.ArgumentError
+	if !errors.As(err, &bad) {
+		return block
+	}
+	for path := bad.Argument; path != ""; path = path[:max(0, strings.LastIndexAny(path, ".["))] {
+		if r, ok := l.file.Places[key+"."+path]; ok {
+			return r
+		}
+	}
+	return block
 }
 
 func sentence(s string) string {

@@ -45,6 +45,7 @@ func init() {
 		},
 		Defaults: Config{Algorithm: "round-robin", Key: "target", SlowStart: 10 * time.Second, EjectFor: 10 * time.Second, EjectAt: 5},
 		Check:    check,
+		Dials:    func(c Config) (string, int) { return c.Pool, c.Port },
 		Streams:  build,
 	})
 }
