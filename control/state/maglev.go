@@ -47,17 +47,22 @@ func ValidTable(m int) bool {
 	return true
 }
 
-// permutation answers where backend a begins in a table of m slots and by how
-// many slots it goes on.
-func permutation(a packet.Addr, m uint32) (offset, skip uint32) {
-	h := packet.Mix(packet.Mix(a.Hi^permK0, a.Lo^permK1)^permK2, permK3)
+// permutation answers where the backend of an address, and of a port where it has
+// one, begins in a table of m slots and by how many slots it goes on.
+func permutation(a packet.Addr, port uint16, m uint32) (offset, skip uint32) {
+	h := packet.Mix(a.Hi^permK0, a.Lo^permK1)
+	if port != 0 {
+		h = packet.Mix(h^uint64(port), permK1)
+	}
+	h = packet.Mix(h^permK2, permK3)
 	return packet.Reduce(h, m), 1 + packet.Reduce(h<<32, m-1)
 }
 
 // A candidate is a usable member, as the builder sees it.
 type candidate struct {
 	addr   packet.Addr
-	ord    uint16 // tells members of one address apart
+	port   uint16 // 0 for none
+	ord    uint16 // tells members of one address and port apart
 	slot   uint16
 	weight uint32 // 1 to 1000
 }
@@ -66,7 +71,7 @@ type candidate struct {
 // on the order of the file.
 func sortCandidates(set []candidate) {
 	slices.SortFunc(set, func(a, b candidate) int {
-		return cmp.Or(cmp.Compare(a.addr.Hi, b.addr.Hi), cmp.Compare(a.addr.Lo, b.addr.Lo), cmp.Compare(a.ord, b.ord))
+		return cmp.Or(cmp.Compare(a.addr.Hi, b.addr.Hi), cmp.Compare(a.addr.Lo, b.addr.Lo), cmp.Compare(a.port, b.port), cmp.Compare(a.ord, b.ord))
 	})
 }
 
@@ -176,7 +181,7 @@ func (b *builder) begin(m uint32, set []candidate) {
 	for i, r := range order {
 		c := &set[r]
 		w := &b.walkers[i]
-		w.offset, w.skip = permutation(c.addr, m)
+		w.offset, w.skip = permutation(c.addr, c.port, m)
 		w.at, _ = bits.Div64(uint64(w.offset), 1<<63, uint64(m))
 		w.step, _ = bits.Div64(uint64(w.skip), 0, uint64(m))
 		w.inv, w.rank, w.head, w.size = 0, uint16(r), 0, 0
@@ -285,7 +290,7 @@ func digest(table []uint16, set []candidate) uint64 {
 	h := packet.Mix(digestK0, uint64(len(table))^digestK1)
 	for i := range set {
 		c := &set[i]
-		h = packet.Mix(packet.Mix(h^c.addr.Hi, digestK2)^c.addr.Lo, uint64(c.weight)^digestK3)
+		h = packet.Mix(packet.Mix(h^c.addr.Hi, digestK2)^c.addr.Lo, uint64(c.port)<<16^uint64(c.weight)^digestK3)
 	}
 	// Four chains side by side, since one multiplication waits for the last.
 	l := [4]uint64{h ^ digestK0, h ^ digestK1, h ^ digestK2, h ^ digestK3}
@@ -307,14 +312,15 @@ func digest(table []uint16, set []candidate) uint64 {
 func withSeed(digest, seed uint64) uint64 { return packet.Mix(digest^seed, digestK1) }
 
 // tableKey answers what a table depends on, to find it again: its size and, of
-// each usable member in order, address, weight and slot.
+// each usable member in order, address, port, weight and slot.
 func tableKey(m int, set []candidate) string {
-	k := make([]byte, 0, 4+len(set)*22)
+	k := make([]byte, 0, 4+len(set)*24)
 	k = binary.BigEndian.AppendUint32(k, uint32(m))
 	for i := range set {
 		c := &set[i]
 		k = binary.BigEndian.AppendUint64(k, c.addr.Hi)
 		k = binary.BigEndian.AppendUint64(k, c.addr.Lo)
+		k = binary.BigEndian.AppendUint16(k, c.port)
 		k = binary.BigEndian.AppendUint16(k, uint16(c.weight))
 		k = binary.BigEndian.AppendUint16(k, c.slot)
 	}

@@ -28,7 +28,7 @@ func textbook(m int, set []candidate) []uint16 {
 	offset, skip, next := make([]uint64, len(set)), make([]uint64, len(set)), make([]uint64, len(set))
 	taken := make([]uint32, len(set))
 	for i := range set {
-		o, s := permutation(set[i].addr, uint32(m))
+		o, s := permutation(set[i].addr, set[i].port, uint32(m))
 		offset[i], skip[i] = uint64(o), uint64(s)
 	}
 	for round, filled := uint32(1), 0; ; round++ {
@@ -70,6 +70,9 @@ func randomSet(r *rand.Rand, n int, weights int) []candidate {
 			a = packet.Addr{Hi: 0x20010db8 << 32, Lo: r.Uint64()}
 		}
 		set[i] = candidate{addr: a, slot: uint16(i), weight: uint32(1 + r.IntN(weights))}
+		if r.IntN(2) == 0 {
+			set[i].port = uint16(r.Uint32())
+		}
 	}
 	sortCandidates(set)
 	return set
@@ -147,6 +150,43 @@ func TestDisruption(t *testing.T) {
 		}
 	}
 	t.Logf("moved: %.2f %% on average, %.2f %% at most", 100*sum/sets, 100*worst)
+}
+
+// Members that have an address in common and ports of their own are told apart: one
+// that leaves moves as few of the others' slots as if it had its own address.
+func TestDisruptionByPort(t *testing.T) {
+	r := rand.New(rand.NewPCG(15, 16))
+	before, after := make([]uint16, 65537), make([]uint16, 65537)
+	for _, hosts := range []int{1, 5, 50} {
+		for range 5 {
+			first := 1024 + r.IntN(60000)
+			var set []candidate
+			for i := range 100 {
+				set = append(set, candidate{addr: packet.Addr4(0x0a000001 + uint32(i%hosts)), port: uint16(first + i/hosts), slot: uint16(i), weight: 100})
+			}
+			sortCandidates(set)
+			fillTable(before, set)
+			gone := r.IntN(100)
+			fillTable(after, slices.Delete(slices.Clone(set), gone, gone+1))
+			others, moved := 0, 0
+			for c, was := range before {
+				if int(was) == gone {
+					continue
+				}
+				others++
+				now := int(after[c])
+				if now >= gone {
+					now++
+				}
+				if now != int(was) {
+					moved++
+				}
+			}
+			if share := float64(moved) / float64(others); share > 0.02 {
+				t.Errorf("%d addresses: %.2f %% of the other slots moved", hosts, 100*share)
+			}
+		}
+	}
 }
 
 // A1: weights are honoured within 3 % or one slot while M ≥ 100·Σ/min.
@@ -265,8 +305,32 @@ func TestSelectionVectors(t *testing.T) {
 		}
 	}
 	for _, v := range vectors(t, "address") {
-		o, s := permutation(packet.AddrOf(netip.MustParseAddr(v[0])), uint32(number(t, v[1])))
+		o, s := permutation(packet.AddrOf(netip.MustParseAddr(v[0])), 0, uint32(number(t, v[1])))
 		if got := []string{fmt.Sprint(o), fmt.Sprint(s)}; !slices.Equal(got, v[2:]) {
+			t.Errorf("%v: %v", v, got)
+		}
+	}
+	for _, v := range vectors(t, "address and port") {
+		a := netip.MustParseAddrPort(v[0])
+		o, s := permutation(packet.AddrOf(a.Addr()), a.Port(), uint32(number(t, v[1])))
+		if got := []string{fmt.Sprint(o), fmt.Sprint(s)}; !slices.Equal(got, v[2:]) {
+			t.Errorf("%v: %v", v, got)
+		}
+	}
+	for _, v := range vectors(t, "ports") {
+		spec := Spec{Pools: []PoolSpec{{Name: "web", TableSize: int(number(t, v[1]))}}}
+		for i, port := range strings.Fields(v[0]) {
+			spec.Pools[0].Backends = append(spec.Pools[0].Backends, BackendSpec{
+				Name: fmt.Sprint(i), Address: netip.AddrFrom4([4]byte{10, 0, 0, 1}), Weight: 100, Port: int(number(t, port)),
+			})
+		}
+		n, err := Build(spec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := n.Pools[1]
+		join := func(s string) string { return strings.Trim(s, "[]") }
+		if got := []string{join(fmt.Sprint(p.Table[:20])), join(fmt.Sprint(shares(p.Table, 3))), fmt.Sprintf("%016x", p.Digest)}; !slices.Equal(got, v[2:]) {
 			t.Errorf("%v: %v", v, got)
 		}
 	}

@@ -125,7 +125,8 @@ type pool struct {
 }
 
 // memberKey tells a pool's members apart: by address, and where a pool has an
-// address several times (streams tell them apart by port) by their order.
+// address several times, as streams may, by a number. Who has a port keeps its
+// number as long as it stands in the file: see keys.
 type memberKey struct {
 	addr netip.Addr
 	ord  uint16
@@ -315,14 +316,42 @@ func (s *Store) apply(spec Spec) error {
 	return nil
 }
 
-// keys answers the keys of a pool's backends, in their order.
-func keys(backends []BackendSpec) []memberKey {
+// keys answers the keys of a pool's backends, in their order. A backend has the key
+// of the member of its address and port, where there is one; else the first one of
+// its address that is free: a backend whose port changes stays who it is.
+func keys(backends []BackendSpec, members []*member) []memberKey {
 	all := make([]memberKey, len(backends))
-	n := map[netip.Addr]uint16{}
+	given := make([]bool, len(backends))
+	taken := map[memberKey]bool{}
 	for i := range backends {
-		a := backends[i].Address.Unmap().WithZone("")
-		all[i] = memberKey{a, n[a]}
-		n[a]++
+		all[i].addr = backends[i].Address.Unmap().WithZone("")
+	}
+	type place struct {
+		addr netip.Addr
+		port int
+	}
+	at := map[place]memberKey{}
+	for _, m := range members {
+		if m != nil {
+			if _, twice := at[place{m.key.addr, m.port}]; !twice || !m.removed {
+				at[place{m.key.addr, m.port}] = m.key
+			}
+		}
+	}
+	for i := range backends {
+		if k, ok := at[place{all[i].addr, backends[i].Port}]; ok && !taken[k] {
+			all[i], given[i], taken[k] = k, true, true
+		}
+	}
+	free := map[netip.Addr]uint16{}
+	for i := range backends {
+		if given[i] {
+			continue
+		}
+		k := &all[i]
+		for k.ord = free[k.addr]; taken[*k]; k.ord++ {
+		}
+		free[k.addr] = k.ord + 1
 	}
 	return all
 }
@@ -342,7 +371,7 @@ func (s *Store) checkRoom(spec *Spec) error {
 				have[m.key] = true
 			}
 		}
-		for _, k := range keys(spec.Pools[i].Backends) {
+		for _, k := range keys(spec.Pools[i].Backends, p.members) {
 			if !have[k] {
 				used++
 			}
@@ -376,15 +405,15 @@ func (s *Store) applyPool(spec *PoolSpec, now time.Time) {
 			have[m.key] = m
 		}
 	}
-	ks := keys(spec.Backends)
-	// New members take their slots in the order of their addresses, so that equal
-	// pools have equal slots and share their tables.
+	ks := keys(spec.Backends, p.members)
+	// New members take their slots in the order of their addresses and ports, so that
+	// equal pools have equal slots and share their tables.
 	order := make([]int, len(ks))
 	for i := range order {
 		order[i] = i
 	}
 	slices.SortFunc(order, func(a, b int) int {
-		return cmp.Or(ks[a].addr.Compare(ks[b].addr), cmp.Compare(ks[a].ord, ks[b].ord))
+		return cmp.Or(ks[a].addr.Compare(ks[b].addr), cmp.Compare(spec.Backends[a].Port, spec.Backends[b].Port), cmp.Compare(ks[a].ord, ks[b].ord))
 	})
 	keep := map[*member]bool{}
 	free := 0
@@ -404,6 +433,7 @@ func (s *Store) applyPool(spec *PoolSpec, now time.Time) {
 			m.late, m.status = true, Down // its flows are gone, it begins anew
 		}
 		keep[m] = true
+		p.dirty = p.dirty || m.port != b.Port // it is part of the table
 		m.grave, m.removed, m.until = grave{}, false, time.Time{}
 		m.name, m.weight, m.drain, m.port = b.Name, b.Weight, b.Drain, b.Port
 		s.tie(m, b)
@@ -950,7 +980,7 @@ func (s *Store) candidates(p *pool) []candidate {
 	for _, m := range p.members {
 		if m != nil && m.gen == 0 && m.status == Up {
 			m.built = s.weightOf(m)
-			set = append(set, candidate{packet.AddrOf(m.key.addr), m.key.ord, m.slot, uint32(m.built)})
+			set = append(set, candidate{packet.AddrOf(m.key.addr), uint16(m.port), m.key.ord, m.slot, uint32(m.built)})
 		}
 	}
 	sortCandidates(set)

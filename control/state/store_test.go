@@ -127,6 +127,62 @@ func TestTableDoesNotDependOnOrderOrHistory(t *testing.T) {
 	})
 }
 
+// Backends at one address that differ by port keep slot, health and cells when one of
+// them leaves the file, wherever it stood in it.
+func TestPortsOfOneAddress(t *testing.T) {
+	s := NewStore()
+	defer s.Close()
+	var bs []BackendSpec
+	for i := range 10 {
+		bs = append(bs, BackendSpec{Name: fmt.Sprintf("b%d", i), Address: netip.MustParseAddr("10.0.0.1"), Weight: 100, Port: 8000 + i})
+	}
+	before := apply(t, s, onePool(bs...))
+	shuffled := slices.Clone(bs)
+	rand.New(rand.NewPCG(17, 18)).Shuffle(len(bs), func(i, j int) { shuffled[i], shuffled[j] = shuffled[j], shuffled[i] })
+	if n := apply(t, s, onePool(shuffled...)); !slices.Equal(named(n, "web"), named(before, "web")) || poolNamed(t, n, "web").Digest != poolNamed(t, before, "web").Digest {
+		t.Error("the order of the file counts")
+	}
+	s.SetHealth(Target{"http", bs[4].Address, 8004}, Unhealthy)
+	s.Flush()
+	before = s.Cell().Load()
+	after := apply(t, s, onePool(bs[1:]...))
+	slots := func(n *Snapshot) map[string]int {
+		all := map[string]int{}
+		for i, m := range n.Pools[1].Members {
+			if m.Backend != 0 {
+				all[m.Name] = i
+			}
+		}
+		return all
+	}
+	for name, slot := range slots(after) {
+		if was := slots(before)[name]; slot != was {
+			t.Errorf("%s was in slot %d, and is in %d", name, was, slot)
+		}
+		if _, st := after.PoolMember(1, uint32(slot)); (st == Up) == (name == "b0" || name == "b4") {
+			t.Errorf("%s is %v", name, st)
+		}
+	}
+	moved, others := 0, 0
+	now := named(after, "web")
+	for c, was := range named(before, "web") {
+		if was == "b0" {
+			continue
+		}
+		if others++; now[c] != was {
+			moved++
+		}
+	}
+	if moved*20 > others {
+		t.Errorf("%d of %d cells of others moved", moved, others)
+	}
+	// One whose port changes stays who it is, and its cells follow the port.
+	bs[9].Port = 9000
+	if n := apply(t, s, onePool(bs[1:]...)); slots(n)["b9"] != slots(after)["b9"] || slices.Equal(named(n, "web"), now) {
+		t.Error("another port, and another backend or the same table")
+	}
+}
+
 func TestWeightZeroMovesNothing(t *testing.T) {
 	bs := backends(8)
 	before, _ := Build(onePool(bs[:7]...))

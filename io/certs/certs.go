@@ -17,6 +17,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/lbgraph/lbgraph/graph"
 	"github.com/lbgraph/lbgraph/io/watch"
 )
 
@@ -44,7 +45,7 @@ func (c Config) Check() error {
 	case len(c.Certificates) == 0:
 		return errors.New("TLS needs a certificate: add a block certificate with cert and key")
 	case c.ClientAuth != "none" && c.ClientCA == "":
-		return fmt.Errorf("client_auth is %q, and nobody says whose certificates are valid: name a file in client_ca", c.ClientAuth)
+		return graph.BadArgument("client_auth", "client_auth is %q, and nobody says whose certificates are valid: name a file in client_ca", c.ClientAuth)
 	}
 	return nil
 }

@@ -3,7 +3,6 @@ package accesslog
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -37,7 +36,7 @@ func init() {
 		Defaults: Config{File: "-", Sample: 1, Buffer: 8192},
 		Check: func(c Config) error {
 			if c.File == "" {
-				return errors.New("file is empty: name one, or write - for standard output")
+				return graph.BadArgument("file", "file is empty: name one, or write - for standard output")
 			}
 			return nil
 		},

@@ -3,7 +3,6 @@ package balance
 
 import (
 	"context"
-	"fmt"
 	"math/rand/v2"
 	"net/netip"
 	"strings"
@@ -65,9 +64,9 @@ const (
 func check(c Config) error {
 	switch name, isHeader := strings.CutPrefix(c.Key, "header:"); {
 	case isHeader && !http1.ValidName(name):
-		return fmt.Errorf("key = %q: %q is no field name", c.Key, name)
+		return graph.BadArgument("key", "key = %q: %q is no field name", c.Key, name)
 	case !isHeader && c.Key != "target" && c.Key != "path" && c.Key != "host":
-		return fmt.Errorf("key = %q: write target, path, host or header:NAME", c.Key)
+		return graph.BadArgument("key", "key = %q: write target, path, host or header:NAME", c.Key)
 	}
 	return nil
 }

@@ -34,12 +34,13 @@ func init() {
 		Needs:   graph.HTTP,
 		Outputs: []graph.Output{{Name: "next", Doc: "requests"}},
 		Check: func(c Config) error {
-			for _, e := range []Edits{c.Request, c.Response, {Remove: ids(c)}} {
-				if err := e.check(); err != nil {
-					return err
-				}
+			if err := c.Request.check("request"); err != nil {
+				return err
 			}
-			return nil
+			if err := c.Response.check("response"); err != nil || c.RequestID == "" {
+				return err
+			}
+			return checkName("request_id", c.RequestID)
 		},
 		Streams: func(c Config, _ *graph.Env) (stream.Stage, error) {
 			return &editor{&stream.Edits{Request: c.Request.build(), Response: c.Response.build()}, c.RequestID}, nil
@@ -47,38 +48,39 @@ func init() {
 	})
 }
 
-func ids(c Config) []string {
-	if c.RequestID == "" {
-		return nil
-	}
-	return []string{c.RequestID}
-}
-
 // fixed is what is written as it has to be.
 const fixed = http1.HopByHop | http1.Managed | 1<<http1.Host | 1<<http1.Expect
 
-func (e Edits) check() error {
-	name := func(n string) error {
-		if !http1.ValidName(n) {
-			return fmt.Errorf("%q is no field name", n)
-		}
-		if fixed.Has(http1.Identify([]byte(n))) {
-			return fmt.Errorf("%s is framing, belongs to the connection, or tells of the client, and is written as it has to be: leave it out", n)
+func checkName(argument, n string) error {
+	if !http1.ValidName(n) {
+		return graph.BadArgument(argument, "%q is no field name", n)
+	}
+	if fixed.Has(http1.Identify([]byte(n))) {
+		return graph.BadArgument(argument, "%s is framing, belongs to the connection, or tells of the client, and is written as it has to be: leave it out", n)
+	}
+	return nil
+}
+
+func (e Edits) check(block string) error {
+	fields := func(argument string, m map[string]string) error {
+		for _, n := range stream.SortedKeys(m) {
+			if err := checkName(argument, n); err != nil {
+				return err
+			}
+			if !http1.ValidValue(m[n]) {
+				return graph.BadArgument(argument, "%s: %q cannot be the value of a field", n, m[n])
+			}
 		}
 		return nil
 	}
-	for _, m := range []map[string]string{e.Set, e.Add} {
-		for n, v := range m {
-			if err := name(n); err != nil {
-				return err
-			}
-			if !http1.ValidValue(v) {
-				return fmt.Errorf("%s: %q cannot be the value of a field", n, v)
-			}
-		}
+	if err := fields(block+".set", e.Set); err != nil {
+		return err
 	}
-	for _, n := range e.Remove {
-		if err := name(n); err != nil {
+	if err := fields(block+".add", e.Add); err != nil {
+		return err
+	}
+	for i, n := range e.Remove {
+		if err := checkName(fmt.Sprintf("%s.remove[%d]", block, i), n); err != nil {
 			return err
 		}
 	}

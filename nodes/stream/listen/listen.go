@@ -3,7 +3,6 @@ package listen
 
 import (
 	"context"
-	"fmt"
 	"net/netip"
 	"sync"
 	"sync/atomic"
@@ -81,7 +80,7 @@ func init() {
 		Defaults: Config{Protocol: "http", Proxy: "off", ProxyTime: 3 * time.Second, HTTP: HTTPDefaults()},
 		Check: func(c Config) error {
 			if c.Proxy != "off" && len(c.Trusted) == 0 {
-				return fmt.Errorf("proxy_protocol is %q, and no network is trusted: list those of the proxies in trusted", c.Proxy)
+				return graph.BadArgument("proxy_protocol", "proxy_protocol is %q, and no network is trusted: list those of the proxies in trusted", c.Proxy)
 			}
 			return nil
 		},

@@ -77,10 +77,10 @@ func init() {
 		},
 		Check: func(c Config) error {
 			if c.HTTP == "2" && c.Proxy != "off" {
-				return errors.New("http is \"2\" and proxy_protocol is not off: a connection of HTTP/2 carries requests of many clients, and can name one; leave one of them out")
+				return graph.BadArgument("proxy_protocol", "http is \"2\" and proxy_protocol is not off: a connection of HTTP/2 carries requests of many clients, and can name one; leave one of them out")
 			}
 			if c.TLS != nil && (c.TLS.Cert == "") != (c.TLS.Key == "") {
-				return errors.New("tls has one of cert and key: both are needed, or none")
+				return graph.BadArgument("tls", "tls has one of cert and key: both are needed, or none")
 			}
 			return nil
 		},

@@ -3,7 +3,6 @@ package ratelimit
 
 import (
 	"context"
-	"fmt"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -37,7 +36,7 @@ func init() {
 			if isHeader && http1.ValidName(name) || c.Key == "client" || c.Key == "host" || c.Key == "all" {
 				return nil
 			}
-			return fmt.Errorf("key = %q: write client, host, all or header:NAME", c.Key)
+			return graph.BadArgument("key", "key = %q: write client, host, all or header:NAME", c.Key)
 		},
 		Streams: func(c Config, _ *graph.Env) (stream.Stage, error) {
 			l := &limiter{c: c, table: newTable(c.Entries), step: int64(1e9 / c.Rate)}

@@ -28,14 +28,14 @@ func init() {
 		Check: func(c Config) error {
 			parts, err := parse(c.To)
 			if err != nil {
-				return err
+				return graph.BadArgument("to", "%w", err)
 			}
 			if len(parts) == 0 {
-				return fmt.Errorf("to is empty: write an address, as in \"https://{host}{target}\"")
+				return graph.BadArgument("to", "to is empty: write an address, as in \"https://{host}{target}\"")
 			}
 			// What a client sends must not become the authority.
 			if f := parts[0].word; f != "" && f != "path" && f != "target" {
-				return fmt.Errorf("to = %q begins with what clients send: write the scheme first, as in \"https://{host}{target}\"", c.To)
+				return graph.BadArgument("to", "to = %q begins with what clients send: write the scheme first, as in \"https://{host}{target}\"", c.To)
 			}
 			return nil
 		},

@@ -3,7 +3,6 @@ package respond
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"github.com/lbgraph/lbgraph/graph"
@@ -27,17 +26,18 @@ func init() {
 		Defaults: Config{Status: 200, Type: "text/plain; charset=utf-8"},
 		Check: func(c Config) error {
 			if (c.Status == 204 || c.Status == 304) && c.Body != "" {
-				return fmt.Errorf("an answer of status %d has no body: leave body out", c.Status)
+				return graph.BadArgument("body", "an answer of status %d has no body: leave body out", c.Status)
 			}
 			if !http1.ValidValue(c.Type) {
-				return fmt.Errorf("content_type = %q cannot be the value of a field", c.Type)
+				return graph.BadArgument("content_type", "content_type = %q cannot be the value of a field", c.Type)
 			}
-			for name, v := range c.Fields {
+			for _, name := range stream.SortedKeys(c.Fields) {
+				v := c.Fields[name]
 				if !http1.ValidName(name) || !http1.ValidValue(v) {
-					return fmt.Errorf("%q: %q cannot be a field", name, v)
+					return graph.BadArgument("headers", "%q: %q cannot be a field", name, v)
 				}
 				if http1.HopByHop.Has(http1.Identify([]byte(name))) {
-					return fmt.Errorf("%s belongs to the connection, and is written as it has to be: leave it out", name)
+					return graph.BadArgument("headers", "%s belongs to the connection, and is written as it has to be: leave it out", name)
 				}
 			}
 			return nil

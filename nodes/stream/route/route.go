@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -108,30 +109,35 @@ func check(c Config) error {
 	}
 	for i := range c.Rules {
 		r := &c.Rules[i]
+		at := func(list string, i int) string { return fmt.Sprintf("rule.%s.%s[%d]", r.Name, list, i) }
 		if o := r.output(); o == "no_route" || o == "bad_hello" {
-			return fmt.Errorf("rule %q leads to %s, an output that is there anyway: choose another name", r.Name, o)
+			return graph.BadArgument("rule."+r.Name+".output", "rule %q leads to %s, an output that is there anyway: choose another name", r.Name, o)
 		} else if !hclsyntax.ValidIdentifier(o) {
-			return fmt.Errorf("rule %q: %q cannot stand in a path: begin with a letter, then letters, digits, - and _", r.Name, o)
+			return graph.BadArgument("rule."+r.Name+".output", "rule %q: %q cannot stand in a path: begin with a letter, then letters, digits, - and _", r.Name, o)
 		}
-		for _, h := range append(append([]string(nil), r.Hosts...), r.Names...) {
+		for i, h := range append(slices.Clone(r.Hosts), r.Names...) {
 			name := strings.TrimPrefix(h, "*.")
 			if name == "" || strings.ContainsAny(name, "*/@ ") || strings.Contains(name, ":") && !strings.HasPrefix(name, "[") {
-				return fmt.Errorf("rule %q: %q is no host: write a name without port, or *.example.org", r.Name, h)
+				place := at("host", i)
+				if i >= len(r.Hosts) {
+					place = at("server_name", i-len(r.Hosts))
+				}
+				return graph.BadArgument(place, "rule %q: %q is no host: write a name without port, or *.example.org", r.Name, h)
 			}
 		}
-		for _, p := range r.Paths {
+		for i, p := range r.Paths {
 			if !strings.HasPrefix(p, "/") {
-				return fmt.Errorf("rule %q: path %q must begin with a slash", r.Name, p)
+				return graph.BadArgument(at("path", i), "rule %q: path %q must begin with a slash", r.Name, p)
 			}
 		}
-		for _, m := range r.Methods {
+		for i, m := range r.Methods {
 			if !http1.ValidName(m) {
-				return fmt.Errorf("rule %q: %q is no method", r.Name, m)
+				return graph.BadArgument(at("method", i), "rule %q: %q is no method", r.Name, m)
 			}
 		}
-		for f := range r.Fields {
+		for _, f := range stream.SortedKeys(r.Fields) {
 			if !http1.ValidName(f) {
-				return fmt.Errorf("rule %q: %q is no field name", r.Name, f)
+				return graph.BadArgument("rule."+r.Name+".headers", "rule %q: %q is no field name", r.Name, f)
 			}
 		}
 	}

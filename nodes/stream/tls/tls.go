@@ -4,7 +4,6 @@ package tls
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -45,7 +44,7 @@ func init() {
 		Defaults: Config{Config: certs.Defaults(), Protocol: "http", Time: 7 * time.Second},
 		Check: func(c Config) error {
 			if c.Protocol == "tcp" && slices.Contains(c.ALPN, "h2") {
-				return fmt.Errorf("alpn offers h2, and protocol is %q: what is agreed on would be spoken to the backend as it is; set protocol to http, or leave h2 out", c.Protocol)
+				return graph.BadArgument("alpn", "alpn offers h2, and protocol is %q: what is agreed on would be spoken to the backend as it is; set protocol to http, or leave h2 out", c.Protocol)
 			}
 			return c.Config.Check()
 		},
