@@ -5,8 +5,8 @@
 // the subcommand shares with others, reading a file and printing what is wrong
 // with it above all, are methods of app.
 //
-// Exit codes: 0 all went well, 1 the file is wrong, 2 the command was used wrongly,
-// 3 the running system refused. An error is one line on standard error; what is
+// Exit codes: 0 all went well, 1 the file is wrong (or, of demo flood, requests
+// failed), 2 the command was used wrongly, 3 the running system refused. An error is one line on standard error; what is
 // wrong with a file is printed with its place.
 package cmd
 
@@ -31,9 +31,10 @@ import (
 
 // Exit codes.
 const (
-	fileIsWrong   = 1
-	usedWrongly   = 2
-	systemRefused = 3
+	fileIsWrong    = 1
+	requestsFailed = 1
+	usedWrongly    = 2
+	systemRefused  = 3
 )
 
 // Main runs the command line of the process and exits. SIGINT and SIGTERM end

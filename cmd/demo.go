@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"strconv"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -52,38 +54,104 @@ with an IPv4 address, protocol tcp and a port.`,
 			Binary: binary, File: l.file, Sources: l.sources, Uplink: uplink, Args: []string{"--var", "uplink=" + uplink}, Out: a.out,
 		})
 	}
-	c.AddCommand(newDemoBackend(), newDemoUDP(a))
+	c.AddCommand(newDemoBackend(a), newDemoFlood(a), newDemoUDP(a))
 	return c
 }
 
-func newDemoBackend() *cobra.Command {
-	var b demo.Backend
-	var http, udp []string
+func newDemoBackend(a *app) *cobra.Command {
+	b := demo.Backend{Out: a.out}
+	var http, tcp, udp []string
 	c := &cobra.Command{
 		Use:   "backend",
-		Short: "Be a backend: answer HTTP and UDP with a name",
-		Long: `Answers GET / with its name, GET /bytes/N with N bytes, POST /upload with its
-name, the number of bytes and their SHA-256 sum; and datagrams with its name, a
-line end, and what it got. It ends on SIGTERM.`,
-		Example: `  lbgraph demo backend --name web-1 --http 127.0.0.1:8081 --udp 127.0.0.1:8081`,
-		Args:    takes(),
+		Short: "Be a backend: answer HTTP, TCP and UDP with a name",
+		Long: `Answers on any number of ports with a name, by which one sees who answered: its own, or
+the address and port that was asked. It ends on SIGTERM and Ctrl-C.
+
+HTTP, where field Server is the name, too; HTTP/2 by prior knowledge:
+  GET  /          the name, a line; --status, --size and --latency say how
+  GET  /bytes/N   N bytes
+  GET  /chunks/N  N lines, each a chunk of its own
+  GET  /events    server-sent events, one each --every; /events/N ends after N
+  GET  /echo      a WebSocket that sends back what it gets
+  GET  /status/N  that status
+  POST /upload    the name, the number of bytes and their SHA-256 sum
+TCP: each line comes back behind the name and a blank.
+UDP: a datagram comes back behind the name and a line end.`,
+		Example: `  lbgraph demo backend --http 8081-8083
+  lbgraph demo backend --name web-1 --http 127.0.0.1:8081 --tcp 127.0.0.1:8091 --udp 127.0.0.1:8081
+  lbgraph demo backend --http 8082 --latency 20ms --size 10000 --verbose
+  lbgraph demo backend --http 8083 --status 503`,
+		Args: takes(),
 	}
-	c.Flags().StringVar(&b.Name, "name", "backend", "what it answers with")
-	c.Flags().StringArrayVar(&http, "http", nil, "`address:port` to serve HTTP on; may be given again")
-	c.Flags().StringArrayVar(&udp, "udp", nil, "`address:port` to echo datagrams on; may be given again")
+	c.Flags().StringVar(&b.Name, "name", "", "what it answers with; the address and port that was asked if left out")
+	c.Flags().StringArrayVar(&http, "http", nil, "`[address:]port[-port]` to serve HTTP on, 127.0.0.1 without an address; may be given again")
+	c.Flags().StringArrayVar(&tcp, "tcp", nil, "`[address:]port[-port]` to serve lines of TCP on; may be given again")
+	c.Flags().StringArrayVar(&udp, "udp", nil, "`[address:]port[-port]` to echo datagrams on; may be given again")
+	c.Flags().IntVar(&b.Status, "status", 200, "status of GET /, 200 to 599")
+	c.Flags().DurationVar(&b.Latency, "latency", 0, "`time` to wait before each answer of HTTP and each line of TCP")
+	c.Flags().Int64Var(&b.Size, "size", 0, "`bytes` of the body of GET / at least")
+	c.Flags().DurationVar(&b.Every, "every", 0, "`time` between events, a second if left out, and between chunks")
+	c.Flags().BoolVarP(&b.Verbose, "verbose", "v", false, "print a line for each request, and each connection of TCP")
 	c.RunE = func(c *cobra.Command, _ []string) (err error) {
-		if len(http)+len(udp) == 0 {
-			return misuse("say where to listen: --http ADDRESS:PORT or --udp ADDRESS:PORT")
+		if len(http)+len(tcp)+len(udp) == 0 {
+			return misuse("say where to listen, as in --http 8081 or --tcp 127.0.0.1:8091")
 		}
-		if b.HTTP, err = addrPorts("--http", http); err != nil {
+		switch {
+		case b.Status < 200 || b.Status > 599:
+			return misuse("--status is %d. It can be 200 to 599", b.Status)
+		case b.Size < 0 || b.Size > demo.MaxBytes:
+			return misuse("--size is %d. It can be 0 to %d", b.Size, demo.MaxBytes)
+		case b.Latency < 0 || b.Every < 0:
+			return misuse("--latency and --every are times from 0 on")
+		case strings.ContainsAny(b.Name, "\r\n\x00") || strings.TrimSpace(b.Name) != b.Name:
+			return misuse("--name is %q. It is part of a line", b.Name)
+		}
+		if b.HTTP, err = ports("--http", http); err != nil {
 			return err
 		}
-		if b.UDP, err = addrPorts("--udp", udp); err != nil {
+		if b.TCP, err = ports("--tcp", tcp); err != nil {
+			return err
+		}
+		if b.UDP, err = ports("--udp", udp); err != nil {
 			return err
 		}
 		return b.Serve(c.Context())
 	}
 	return c
+}
+
+// ports reads addresses with a port or a range of ports; one without an address is
+// on the loopback.
+func ports(what string, texts []string) (all []netip.AddrPort, err error) {
+	for _, t := range texts {
+		wrong := misuse("%s is %q. Write a port, a range or an address with one, as in 8081, 8081-8083 or 127.0.0.1:8081", what, t)
+		addr, port := netip.AddrFrom4([4]byte{127, 0, 0, 1}), t
+		if i := strings.LastIndexByte(t, ':'); i >= 0 {
+			if addr, err = netip.ParseAddr(strings.TrimSuffix(strings.TrimPrefix(t[:i], "["), "]")); err != nil || addr.Is6() != (t[0] == '[') {
+				return nil, wrong
+			}
+			port = t[i+1:]
+		}
+		low, high, is := strings.Cut(port, "-")
+		if !is {
+			high = low
+		}
+		lo, err := strconv.ParseUint(low, 10, 16)
+		if err != nil {
+			return nil, wrong
+		}
+		hi, err := strconv.ParseUint(high, 10, 16)
+		if err != nil || hi < lo || lo == 0 && is {
+			return nil, wrong
+		}
+		if hi-lo >= 1000 {
+			return nil, misuse("%s is %q: that is more than 1000 ports", what, t)
+		}
+		for p := lo; p <= hi; p++ {
+			all = append(all, netip.AddrPortFrom(addr, uint16(p)))
+		}
+	}
+	return all, nil
 }
 
 func newDemoUDP(a *app) *cobra.Command {

@@ -33,7 +33,7 @@ func serve(t *testing.T) (httpAt, udpAt netip.AddrPort) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() {
-		done <- Backend{Name: "b-1", HTTP: []netip.AddrPort{httpAt}, UDP: []netip.AddrPort{udpAt}}.Serve(ctx)
+		done <- (&Backend{Name: "b-1", HTTP: []netip.AddrPort{httpAt}, UDP: []netip.AddrPort{udpAt}}).Serve(ctx)
 	}()
 	t.Cleanup(func() {
 		cancel()
@@ -111,7 +111,7 @@ func TestBackendPortInUse(t *testing.T) {
 	}
 	defer func() { _ = l.Close() }()
 	at := l.Addr().(*net.TCPAddr).AddrPort()
-	err = Backend{Name: "b-1", HTTP: []netip.AddrPort{at}}.Serve(t.Context())
+	err = (&Backend{Name: "b-1", HTTP: []netip.AddrPort{at}}).Serve(t.Context())
 	if err == nil || !strings.Contains(err.Error(), "in use") {
 		t.Errorf("%v", err)
 	}
