@@ -5,7 +5,10 @@ import (
 	"io"
 	"strings"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
+
+	"github.com/lbgraph/lbgraph/daemon"
 )
 
 // Reference answers the page on all commands, in Markdown: what --help says.
@@ -47,3 +50,6 @@ func reference(b *strings.Builder, commands []*cobra.Command) {
 		reference(b, c.Commands())
 	}
 }
+
+// Collectors answers what describes every metric of the daemon.
+func Collectors() []prometheus.Collector { return daemon.Described() }

@@ -14,6 +14,7 @@ import (
 	"github.com/lbgraph/lbgraph/control/admin"
 	"github.com/lbgraph/lbgraph/control/bgp"
 	"github.com/lbgraph/lbgraph/control/health"
+	"github.com/lbgraph/lbgraph/control/metrics"
 )
 
 // drainable is a control that has traffic go elsewhere while the node is drained.
@@ -172,6 +173,12 @@ func (d *Daemon) Collectors() []prometheus.Collector {
 		}
 	}
 	return all
+}
+
+// Described answers collectors that describe every metric that a daemon can have; they
+// have nothing to collect from.
+func Described() []prometheus.Collector {
+	return []prometheus.Collector{metrics.Collector(nil), collector{}, (*bgp.Control)(nil)}
 }
 
 func (d *Daemon) running() []control {

@@ -52,6 +52,8 @@ type NodeStats struct {
 	Outputs       []OutputStats
 	Counters      []CounterStats
 	Gauges        map[string]float64
+	// Certificates that it shows; streams only.
+	Certificates []Certificate
 	// What the runtime dropped for the node.
 	Unanswered, DuplicateAnswer, NoPunt uint64
 }

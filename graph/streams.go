@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"time"
 
 	"github.com/lbgraph/lbgraph/io/stream"
 )
@@ -27,17 +28,83 @@ type (
 	StageCloser interface{ Close() error }
 )
 
+// Certified is a stage with certificates, which end some day.
+type Certified interface{ Certificates() []Certificate }
+
+// Certificate is a certificate in force.
+type Certificate struct {
+	File     string
+	NotAfter time.Time
+}
+
+// An Outcome is how a session ended.
+type Outcome uint8
+
+// The outcomes: the first are the classes of answers.
+const (
+	Informed    Outcome = iota // 1xx: the connection left HTTP
+	Succeeded                  // 2xx
+	Redirected                 // 3xx
+	Refused                    // 4xx
+	ServerError                // 5xx
+	Gone                       // the client left before it had its answer
+	Cut                        // the answer broke off, or there was none
+	Ended                      // of a connection without requests: both sides ended it
+	Failed                     // or a node did, or it broke
+	Outcomes    int     = iota
+)
+
+// String answers 1xx to 5xx, gone, cut, ended or failed.
+func (o Outcome) String() string {
+	return [Outcomes]string{"1xx", "2xx", "3xx", "4xx", "5xx", "gone", "cut", "ended", "failed"}[o]
+}
+
 // StreamStats is the counts of a stream block.
 type StreamStats struct {
 	Stream string
 	// Accepted counts connections, Requests requests; Connections and Active are
-	// those at this moment.
+	// those at this moment. All are sums over Listeners, and those that a reload
+	// removed.
 	Accepted, Requests  uint64
 	Malformed           uint64 // requests that could not be read, and reached no node
 	Connections, Active int64
+	Listeners           []ListenerStats
 	// Nodes are in the order in which sessions can pass them; Packets are sessions.
-	Nodes    []NodeStats
+	Nodes []NodeStats
+	// Routes are the nodes that sessions count for when they are over: the last
+	// balance that they passed, or the node at which they ended.
+	Routes   []RouteStats
 	Backends []BackendStats
+}
+
+// ListenerStats is the counts of a node that accepts connections.
+type ListenerStats struct {
+	Node                          string
+	Address                       netip.AddrPort // as it is bound
+	Accepted, Requests, Malformed uint64
+	AcceptErrors                  uint64
+	In, Out                       uint64 // bytes of its sockets, heads and TLS included
+	Connections, Active           int64
+}
+
+// RouteStats is how the sessions that count for a node ended.
+type RouteStats struct {
+	Node string
+	// Balances: it gives sessions a backend.
+	Balances bool
+	Sessions [Outcomes]uint64 // by Outcome
+	// Latency is what they took, but for connections that have left HTTP and
+	// requests that could not be read: see stream.Histogram.
+	Latency    [stream.HistogramBuckets]uint64
+	LatencySum uint64 // nanoseconds
+}
+
+// Sum answers how many sessions there were.
+func (r *RouteStats) Sum() (n uint64) {
+	for _, k := range r.Sessions {
+		n += k
+	}
+	return n
 }
 
 // BackendStats is the counts of a backend of the stream plane.
@@ -45,6 +112,7 @@ type BackendStats struct {
 	Addr            netip.AddrPort
 	Active          int64
 	Total, Failures uint64
+	Retries         uint64 // of Total: those that another backend had failed
 	Ejected         bool
 	Latency         [stream.HistogramBuckets]uint64
 	LatencySum      uint64 // nanoseconds
@@ -63,4 +131,28 @@ func (s *StreamStats) CheckConservation() error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// Quantile answers the time in seconds below which that part of what a
+// stream.Histogram counted lies, from 0 to 1; evenly spread within a bucket. It is 0
+// where nothing was counted.
+func Quantile(count *[stream.HistogramBuckets]uint64, part float64) float64 {
+	sum := uint64(0)
+	for _, n := range count {
+		sum += n
+	}
+	if sum == 0 {
+		return 0
+	}
+	rank := part * float64(sum)
+	low, below := 0.0, 0.0
+	for i, n := range count[:stream.HistogramBuckets-1] {
+		high := float64(stream.Bound(i)) / 1e9
+		if below+float64(n) >= rank && n > 0 {
+			return low + (high-low)*(rank-below)/float64(n)
+		}
+		below += float64(n)
+		low = high
+	}
+	return low
 }

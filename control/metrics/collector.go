@@ -63,6 +63,9 @@ func (c collector) Describe(ch chan<- *prometheus.Desc) {
 	} {
 		ch <- d
 	}
+	for _, d := range streamDescs {
+		ch <- d
+	}
 }
 
 // Collect is part of prometheus.Collector.
@@ -90,6 +93,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 			}
 		}
 	}
+	o.streams(c.h.StreamStats())
 	for k, t := range services {
 		o.count(vipPackets, t.Packets, k[:]...)
 		o.count(vipBytes, t.Bytes, k[:]...)

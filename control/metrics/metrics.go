@@ -28,6 +28,8 @@ type Config struct {
 type Host interface {
 	// Stats answers the counts of every packet graph.
 	Stats() []graph.Stats
+	// StreamStats answers those of every stream block.
+	StreamStats() []graph.StreamStats
 	// Snapshot is the current state.
 	Snapshot() *state.Snapshot
 	// Healthy is nil while every loop passes; Ready is nil while traffic may come.

@@ -7,9 +7,11 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
@@ -37,6 +39,27 @@ func (h *host) Stats() []graph.Stats {
 	s.Lost = map[string]map[string]uint64{"eth0": {"rx_ring_full": 4}}
 	s.Sizes[4], s.Sizes[6] = 1, 1
 	return []graph.Stats{s}
+}
+
+func (h *host) StreamStats() []graph.StreamStats {
+	s := graph.StreamStats{
+		Stream: "web",
+		Listeners: []graph.ListenerStats{{
+			Node: "in", Accepted: 3, Connections: 2, Requests: 9, Malformed: 1, Active: 1, AcceptErrors: 4, In: 700, Out: 900,
+		}},
+		Nodes: []graph.NodeStats{{
+			Name: "pick", Kind: "balance", Packets: 8, Outputs: []graph.OutputStats{{Name: "next", To: "out", Packets: 6}, {Name: "no_backend", Drop: true, Packets: 2}},
+			Counters: []graph.CounterStats{{Name: "ejected", Value: 5}}, Gauges: map[string]float64{"waiting": 7},
+			Certificates: []graph.Certificate{{File: "a.pem", NotAfter: time.Unix(1e9, 0)}, {File: "a.pem", NotAfter: time.Unix(1e9, 0)}},
+		}},
+		Routes:   []graph.RouteStats{{Node: "pick", Balances: true, LatencySum: 3e9}, {Node: "in"}},
+		Backends: []graph.BackendStats{{Addr: netip.MustParseAddrPort("10.0.0.1:80"), Active: 1, Total: 6, Failures: 2, Retries: 1, Ejected: true, LatencySum: 5e8}},
+	}
+	s.Routes[0].Sessions[graph.Succeeded], s.Routes[0].Sessions[graph.Gone] = 4, 1
+	s.Routes[1].Sessions[graph.Refused] = 1
+	s.Routes[0].Latency[0], s.Routes[0].Latency[19] = 3, 2
+	s.Backends[0].Latency[1] = 4
+	return []graph.StreamStats{s, {Stream: "more", Backends: s.Backends}}
 }
 
 func (h *host) Snapshot() *state.Snapshot { return new(state.Cell).Load() }
@@ -81,6 +104,35 @@ func TestFigures(t *testing.T) {
 		`lbgraph_vector_packets_bucket{graph="edge",le="4"} 1`,
 		`lbgraph_vector_packets_sum{graph="edge"} 10`,
 		`lbgraph_vector_duration_seconds_count{graph="edge"} 3`,
+		`lbgraph_stream_listener_connections_total{listener="in",stream="web"} 3`,
+		`lbgraph_stream_listener_open_connections{listener="in",stream="web"} 2`,
+		`lbgraph_stream_listener_requests_total{listener="in",stream="web"} 9`,
+		`lbgraph_stream_listener_unreadable_requests_total{listener="in",stream="web"} 1`,
+		`lbgraph_stream_listener_active_sessions{listener="in",stream="web"} 1`,
+		`lbgraph_stream_listener_accept_errors_total{listener="in",stream="web"} 4`,
+		`lbgraph_stream_listener_received_bytes_total{listener="in",stream="web"} 700`,
+		`lbgraph_stream_listener_sent_bytes_total{listener="in",stream="web"} 900`,
+		`lbgraph_stream_node_sessions_total{kind="balance",node="pick",stream="web"} 8`,
+		`lbgraph_stream_node_output_sessions_total{node="pick",output="next",stream="web"} 6`,
+		`lbgraph_stream_dropped_sessions_total{node="pick",reason="no_backend",stream="web"} 2`,
+		`lbgraph_stream_node_events_total{event="ejected",node="pick",stream="web"} 5`,
+		`lbgraph_stream_node_value{node="pick",stream="web",value="waiting"} 7`,
+		`lbgraph_stream_route_sessions_total{outcome="2xx",route="pick",stream="web"} 4`,
+		`lbgraph_stream_route_sessions_total{outcome="gone",route="pick",stream="web"} 1`,
+		`lbgraph_stream_route_sessions_total{outcome="failed",route="pick",stream="web"} 0`,
+		`lbgraph_stream_route_sessions_total{outcome="4xx",route="in",stream="web"} 1`,
+		`lbgraph_stream_route_duration_seconds_bucket{route="pick",stream="web",le="0.000131072"} 3`,
+		`lbgraph_stream_route_duration_seconds_bucket{route="pick",stream="web",le="34.359738368"} 3`,
+		`lbgraph_stream_route_duration_seconds_count{route="pick",stream="web"} 5`,
+		`lbgraph_stream_route_duration_seconds_sum{route="pick",stream="web"} 3`,
+		`lbgraph_stream_backend_active_sessions{backend="10.0.0.1:80"} 1`,
+		`lbgraph_stream_backend_sessions_total{backend="10.0.0.1:80"} 6`,
+		`lbgraph_stream_backend_failures_total{backend="10.0.0.1:80"} 2`,
+		`lbgraph_stream_backend_retries_total{backend="10.0.0.1:80"} 1`,
+		`lbgraph_stream_backend_ejected{backend="10.0.0.1:80"} 1`,
+		`lbgraph_stream_backend_duration_seconds_bucket{backend="10.0.0.1:80",le="0.000131072"} 0`,
+		`lbgraph_stream_backend_duration_seconds_bucket{backend="10.0.0.1:80",le="0.000262144"} 4`,
+		`lbgraph_stream_certificate_expiry_timestamp_seconds{certificate="a.pem",node="pick",stream="web"} 1e+09`,
 		`lbgraph_else 9`,
 		`lbgraph_build_info{goversion="` + runtime.Version() + `",version="v1"} 1`,
 	} {

@@ -2,7 +2,7 @@
 // of each kind, the lists between the lines <!-- generated --> and
 // <!-- /generated --> under the headings Arguments, Outputs and Counters; the
 // arguments of blocks in docs/file.md; docs/nodes.md, the list of all kinds;
-// docs/commands.md; and the commands in README.md. It runs in the root of the repository.
+// docs/commands.md; docs/metrics.md; and the commands in README.md. It runs in the root of the repository.
 package main
 
 import (
@@ -85,6 +85,9 @@ func pages(root string) (map[string][]byte, error) {
 		return nil, fmt.Errorf("%s: %w", readme, err)
 	}
 	all[readme] = []byte(text)
+	if all[filepath.Join(root, "docs", "metrics.md")], err = figures(cmd.Collectors()); err != nil {
+		return nil, err
+	}
 	path := filepath.Join(root, "docs", "file.md")
 	if old, err = os.ReadFile(path); err != nil {
 		return nil, err

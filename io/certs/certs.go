@@ -56,6 +56,7 @@ type Server struct {
 	c       Config
 	log     *zap.Logger
 	current atomic.Pointer[tls.Config]
+	ends    atomic.Pointer[[]time.Time] // of Config.Certificates
 	watcher *watch.Watcher
 
 	mu      sync.Mutex
@@ -95,6 +96,10 @@ func (s *Server) Close() { s.watcher.Close() }
 // Counts answers how often certificates were read again, and could not be.
 func (s *Server) Counts() (reloads, faults uint64) { return s.reloads.Load(), s.faults.Load() }
 
+// Ends answers when the certificates in force end, in the order of the
+// configuration.
+func (s *Server) Ends() []time.Time { return *s.ends.Load() }
+
 // Current answers the configuration for a handshake that begins now.
 func (s *Server) Current() *tls.Config { return s.current.Load() }
 
@@ -131,12 +136,14 @@ func (s *Server) read() (changed bool, err error) {
 		c.MinVersion = tls.VersionTLS13
 	}
 	names := map[string]*tls.Certificate{}
+	var ends []time.Time
 	var first *tls.Certificate
 	for i, p := range s.c.Certificates {
 		k, err := tls.X509KeyPair(content[2*i], content[2*i+1])
 		if err != nil {
 			return false, fmt.Errorf("%s and %s: %w", p.Cert, p.Key, err)
 		}
+		ends = append(ends, k.Leaf.NotAfter)
 		if time.Now().After(k.Leaf.NotAfter) {
 			s.log.Warn("a certificate has expired", zap.String("file", p.Cert), zap.Time("at", k.Leaf.NotAfter))
 		}
@@ -174,6 +181,7 @@ func (s *Server) read() (changed bool, err error) {
 		}
 	}
 	s.current.Store(c)
+	s.ends.Store(&ends)
 	return true, nil
 }
 

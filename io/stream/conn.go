@@ -215,6 +215,7 @@ func (c *Conn) tryRead(fd uintptr) bool {
 			PutBuffer(b)
 			return false
 		case n > 0:
+			c.came(n)
 			c.buf, c.r, c.w = b, 0, n
 			c.tried = nil
 			return true

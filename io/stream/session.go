@@ -2,6 +2,7 @@ package stream
 
 import (
 	"context"
+	"math/bits"
 	"net/netip"
 	"sync/atomic"
 	"time"
@@ -221,6 +222,8 @@ type Record struct {
 	Err error
 	// Route is the name of the last balance that it passed.
 	Route string
+	// Cut tells that the client saw its answer break off.
+	Cut bool
 	// ID is the request's id, if a node gave it one.
 	ID string
 }
@@ -293,9 +296,11 @@ type Backend struct {
 	Addr netip.AddrPort
 	// Active is the sessions that it serves.
 	Active atomic.Int64
-	// Total counts sessions, Failures those that it failed.
-	Total, Failures atomic.Uint64
-	// Latency is a histogram of what its answers took: see Bucket.
+	// Total counts sessions, Failures those that it failed, Retries those that came
+	// to it because another one had failed them.
+	Total, Failures, Retries atomic.Uint64
+	// Latency is a histogram of what its answers took, and its connections without
+	// requests.
 	Latency Histogram
 	// Streak is its failures in a row, Ejected the time until which it is out for
 	// them.
@@ -305,7 +310,8 @@ type Backend struct {
 	UpSince atomic.Int64
 }
 
-// A Histogram counts durations in buckets: bucket i those below 2^i · 128 µs.
+// A Histogram counts durations in buckets: bucket i those below Bound(i) that are in
+// none before.
 type Histogram struct {
 	Count [HistogramBuckets]atomic.Uint64
 	Sum   atomic.Uint64 // nanoseconds
@@ -314,13 +320,13 @@ type Histogram struct {
 // HistogramBuckets is the number of buckets; the last one has no bound.
 const HistogramBuckets = 20
 
+// Bound answers the bound of a bucket but the last, in nanoseconds: some 131 µs, and
+// twice as much for each further one, up to 34 s.
+func Bound(i int) int64 { return 1 << (17 + i) }
+
 // Observe counts a duration in nanoseconds.
 func (h *Histogram) Observe(ns int64) {
-	i, bound := 0, int64(128<<10)
-	for i < HistogramBuckets-1 && ns >= bound {
-		i++
-		bound *= 2
-	}
-	h.Count[i].Add(1)
-	h.Sum.Add(uint64(max(ns, 0)))
+	ns = max(ns, 0)
+	h.Count[min(bits.Len64(uint64(ns)>>17), HistogramBuckets-1)].Add(1)
+	h.Sum.Add(uint64(ns))
 }

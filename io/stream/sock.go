@@ -39,6 +39,8 @@ type sock struct {
 
 	cut atomic.Bool // Interrupt was called
 
+	meter *Meter // nil for none
+
 	probe func(fd uintptr) // of raw.Control, made once
 	state probeState
 }
@@ -66,6 +68,7 @@ func (s *sock) Read(p []byte) (n int, err error) {
 			return 0, err
 		}
 		n, err = s.Conn.Read(p)
+		s.came(n)
 		if n > 0 || err == nil || !errors.Is(err, os.ErrDeadlineExceeded) {
 			return n, err
 		}
@@ -129,6 +132,7 @@ func (s *sock) Write(p []byte) (n int, err error) {
 	s.armWrite(false)
 	for begun := int64(0); ; {
 		k, err := s.Conn.Write(p[n:])
+		s.went(k)
 		n += k
 		if err == nil || !errors.Is(err, os.ErrDeadlineExceeded) {
 			return n, err
@@ -166,6 +170,7 @@ func (s *sock) writeParts() error {
 	defer func() { s.parts = [3][]byte{} }()
 	for begun := int64(0); ; {
 		k, err := s.vector.WriteTo(s.Conn)
+		s.went(int(k))
 		if err == nil || !errors.Is(err, os.ErrDeadlineExceeded) {
 			return err
 		}

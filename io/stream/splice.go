@@ -109,6 +109,7 @@ func (s *sock) spliceIn(pipe, most int) (n int, err error) {
 			return false
 		}
 		n, failed = int(k), err
+		s.came(n)
 		return true
 	}
 	for {
@@ -142,6 +143,7 @@ func (s *sock) spliceOut(pipe, most int) (n int, err error) {
 			return false
 		}
 		n, failed = int(k), err
+		s.went(n)
 		return true
 	}
 	s.armWrite(false)

@@ -12,8 +12,9 @@ type conn struct {
 	client stream.Client
 	engine *Engine
 	block  *block
-	phase  atomic.Int32
-	shard  *shard
+	*listening
+	phase atomic.Int32
+	shard *shard
 }
 
 // Phases of a connection.

@@ -11,7 +11,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -51,6 +54,9 @@ type Engine struct {
 	listeners map[graph.Listen]*listener
 	conns     conns
 	serving   sync.WaitGroup // connections
+
+	view     atomic.Pointer[[]*block] // by name: for Stats, which waits for nobody
+	observer atomic.Pointer[Observer] // nil while nobody looks on
 }
 
 // A block is one stream block over its reloads.
@@ -58,9 +64,28 @@ type block struct {
 	name string
 	prog atomic.Pointer[program]
 
-	accepted, requests  atomic.Uint64
-	malformed           atomic.Uint64 // of requests
-	connections, active atomic.Int64
+	mu        sync.Mutex
+	listening map[string]*listening // by node, also those that a reload removed
+}
+
+func newBlock(name string) *block { return &block{name: name, listening: map[string]*listening{}} }
+
+// listen answers what came to a listener.
+func (b *block) listen(node string) *listening {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	l := b.listening[node]
+	if l == nil {
+		l = new(listening)
+		b.listening[node] = l
+	}
+	return l
+}
+
+// show has Stats see the blocks as they are now. mu is held.
+func (e *Engine) show() {
+	all := slices.SortedFunc(maps.Values(e.blocks), func(a, b *block) int { return strings.Compare(a.name, b.name) })
+	e.view.Store(&all)
 }
 
 // New prepares the stream blocks among graphs to run; sockets open with Start. On
@@ -79,11 +104,12 @@ func New(graphs []*graph.Graph, o Options) (*Engine, error) {
 		return nil, err
 	}
 	for _, p := range progs {
-		b := &block{name: p.graph.Name}
+		b := newBlock(p.graph.Name)
 		p.block = b
 		b.prog.Store(p)
 		e.blocks[b.name] = b
 	}
+	e.show()
 	return e, nil
 }
 
@@ -144,7 +170,7 @@ func (e *Engine) Swap(graphs []*graph.Graph) error {
 		kept[p.graph.Name] = true
 		b := e.blocks[p.graph.Name]
 		if b == nil {
-			b = &block{name: p.graph.Name}
+			b = newBlock(p.graph.Name)
 			e.blocks[b.name] = b
 		}
 		p.block = b
@@ -163,6 +189,7 @@ func (e *Engine) Swap(graphs []*graph.Graph) error {
 			delete(e.blocks, name)
 		}
 	}
+	e.show()
 	return e.listen(progs)
 }
 
@@ -219,6 +246,8 @@ type node struct {
 	prog  *program
 	stage stream.Stage
 	outs  []out
+	// routes: it gives sessions a pool, so that their outcome counts for it.
+	routes bool
 	*counts
 }
 
@@ -237,6 +266,7 @@ type counts struct {
 	outs     map[string]*atomic.Uint64
 	counters []atomic.Uint64
 	panics   atomic.Uint64
+	outcomes // of sessions that count for the node
 }
 
 func (e *Engine) build(g *graph.Graph, old *program) (p *program, err error) {
@@ -278,6 +308,7 @@ func (e *Engine) build(g *graph.Graph, old *program) (p *program, err error) {
 				c = new(atomic.Uint64)
 				n.counts.outs[o.Name] = c
 			}
+			n.routes = n.routes || o.Gives.Has(graph.Pool)
 			x := out{name: o.Name, status: o.Status, count: c}
 			if e := n.inst.Edges[i]; e != nil {
 				x.to = p.byName[e.To.Name]

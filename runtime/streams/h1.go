@@ -123,10 +123,13 @@ func (x *exchange) serve(at place) (keep bool) {
 	x.closing = x.head.Close || c.engine.stopping.Load()
 	x.body.begin(x)
 
-	c.block.requests.Add(1)
-	c.block.active.Add(1)
+	c.requests.Add(1)
+	c.active.Add(1)
+	w := c.engine.follow(c, &x.s)
+	var route *node
 	if n := c.enter(at); n != nil {
-		c.engine.walk(c.engine.ctx, n, &x.s)
+		w.begin(at)
+		_, route, _ = c.engine.walk(c.engine.ctx, n, &x.s, w)
 	} else {
 		x.s.Err = errNoWay
 		answer(&x.s, 503)
@@ -138,8 +141,9 @@ func (x *exchange) serve(at place) (keep bool) {
 	if !x.s.Upgraded {
 		x.s.In, x.s.Out = x.body.count(), x.written
 	}
+	c.over(route, &x.s, w)
 	x.s.End()
-	c.block.active.Add(-1)
+	c.active.Add(-1)
 	return x.finish()
 }
 
@@ -195,11 +199,12 @@ func (x *exchange) malformed(err error) {
 	x.closing = true
 	x.s.Begun = stream.Now()
 	x.s.Node, x.s.Reason, x.s.Err = x.c.client.Listener, "bad_request", err
-	x.c.block.requests.Add(1)
-	x.c.block.malformed.Add(1)
+	x.c.requests.Add(1)
+	x.c.malformed.Add(1)
 	// Fields and method may be anything: the answer has a body in any case.
 	x.req.Request = nil
 	answer(&x.s, status)
+	x.c.unread(&x.s)
 	x.s.End()
 	x.linger()
 }

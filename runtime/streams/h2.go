@@ -166,19 +166,23 @@ func serveH2(w http.ResponseWriter, r *http.Request) {
 		}
 		x.s.Node, x.s.Reason, x.s.Err = c.client.Listener, "bad_request", err
 		x.req.Request = nil
-		c.block.requests.Add(1)
-		c.block.malformed.Add(1)
+		c.requests.Add(1)
+		c.malformed.Add(1)
 		answer(&x.s, status)
+		c.unread(&x.s)
 		x.s.End()
 		return
 	}
 	if r.ContentLength != 0 {
 		x.req.Body = (*h2body)(x)
 	}
-	c.block.requests.Add(1)
-	c.block.active.Add(1)
+	c.requests.Add(1)
+	c.active.Add(1)
+	way := c.engine.follow(c, &x.s)
+	var route *node
 	if n := c.enter(k.at); n != nil {
-		c.engine.walk(r.Context(), n, &x.s)
+		way.begin(k.at)
+		_, route, _ = c.engine.walk(r.Context(), n, &x.s, way)
 	} else {
 		x.s.Err = errNoWay
 		answer(&x.s, http.StatusServiceUnavailable)
@@ -187,8 +191,9 @@ func serveH2(w http.ResponseWriter, r *http.Request) {
 		answer(&x.s, http.StatusInternalServerError)
 	}
 	x.s.In, x.s.Out = x.in, x.written
+	c.over(route, &x.s, way)
 	x.s.End()
-	c.block.active.Add(-1)
+	c.active.Add(-1)
 	stream.PutBuffer(x.piece)
 	if x.aborted || !x.ended {
 		panic(http.ErrAbortHandler)

@@ -30,6 +30,7 @@ type listener struct {
 type target struct {
 	block *block
 	node  string
+	*listening
 }
 
 func (l *listener) bound() netip.AddrPort { return l.sockets[0].Addr().(*net.TCPAddr).AddrPort() }
@@ -87,7 +88,9 @@ func (e *Engine) listen(progs []*program) error {
 			for _, want := range n.inst.Kind.Listens(n.inst.Config) {
 				used[want] = true
 				l := e.listeners[want]
-				l.target.Store(&target{p.block, n.inst.Name})
+				came, at := p.block.listen(n.inst.Name), l.bound()
+				came.bound.Store(&at)
+				l.target.Store(&target{p.block, n.inst.Name, came})
 				if l.started {
 					continue
 				}
@@ -163,6 +166,7 @@ func (e *Engine) accept(l *listener, s *net.TCPListener) {
 			return
 		default:
 			// No descriptors, or a client that left: go on, but not in a frenzy.
+			l.target.Load().refused.Add(1)
 			pause = min(max(2*pause, time.Millisecond), 100*time.Millisecond)
 			e.log.Warn("accept", zap.Error(err), zap.Duration("pause", pause))
 			time.Sleep(pause)
@@ -173,12 +177,13 @@ func (e *Engine) accept(l *listener, s *net.TCPListener) {
 // admit has a new connection served.
 func (e *Engine) admit(l *listener, nc net.Conn) {
 	t := l.target.Load()
-	c := &conn{engine: e, block: t.block}
+	c := &conn{engine: e, block: t.block, listening: t.listening}
 	c.client.Conn = stream.NewConn(nc)
 	c.client.Listener = t.node
 	e.conns.add(c)
 	e.serving.Add(1)
-	t.block.accepted.Add(1)
-	t.block.connections.Add(1)
+	n := t.accepted.Add(1)
+	t.connections.Add(1)
+	c.client.Measure(&t.bytes[n%meters])
 	go c.serve()
 }

@@ -1,23 +1,17 @@
 package streams
 
 import (
+	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/lbgraph/lbgraph/graph"
 	"github.com/lbgraph/lbgraph/io/stream"
 )
 
-// Stats answers the counts of every stream block, by name.
+// Stats answers the counts of every stream block, by name. It waits for nothing.
 func (e *Engine) Stats() []graph.StreamStats {
-	e.mu.Lock()
-	blocks := make([]*block, 0, len(e.blocks))
-	for _, b := range e.blocks {
-		blocks = append(blocks, b)
-	}
-	e.mu.Unlock()
-	slices.SortFunc(blocks, func(a, b *block) int { return strings.Compare(a.name, b.name) })
+	blocks := *e.view.Load()
 	backends := e.backendStats()
 	all := make([]graph.StreamStats, len(blocks))
 	for i, b := range blocks {
@@ -27,12 +21,49 @@ func (e *Engine) Stats() []graph.StreamStats {
 	return all
 }
 
-func (b *block) stats() graph.StreamStats {
-	s := graph.StreamStats{
-		Stream: b.name, Accepted: b.accepted.Load(), Requests: b.requests.Load(),
-		Malformed: b.malformed.Load(), Connections: b.connections.Load(), Active: b.active.Load(),
+func (l *listening) stats(node string) graph.ListenerStats {
+	s := graph.ListenerStats{
+		Node: node, Accepted: l.accepted.Load(), Requests: l.requests.Load(), Malformed: l.malformed.Load(), AcceptErrors: l.refused.Load(),
+		Connections: l.connections.Load(), Active: l.active.Load(),
 	}
-	for _, n := range b.prog.Load().nodes {
+	if a := l.bound.Load(); a != nil {
+		s.Address = *a
+	}
+	for i := range l.bytes {
+		s.In += l.bytes[i].In.Load()
+		s.Out += l.bytes[i].Out.Load()
+	}
+	return s
+}
+
+func (o *outcomes) stats(n *node) graph.RouteStats {
+	s := graph.RouteStats{Node: n.inst.Name, Balances: n.routes, LatencySum: o.latency.Sum.Load()}
+	for i := range s.Sessions {
+		s.Sessions[i] = o.of[i].Load()
+	}
+	for i := range s.Latency {
+		s.Latency[i] = o.latency.Count[i].Load()
+	}
+	return s
+}
+
+func (b *block) stats() graph.StreamStats {
+	s := graph.StreamStats{Stream: b.name}
+	p := b.prog.Load()
+	b.mu.Lock()
+	for _, name := range slices.Sorted(maps.Keys(b.listening)) {
+		l := b.listening[name].stats(name)
+		s.Accepted += l.Accepted
+		s.Requests += l.Requests
+		s.Malformed += l.Malformed
+		s.Connections += l.Connections
+		s.Active += l.Active
+		if n := p.byName[name]; n != nil && n.inst.Kind.Source {
+			s.Listeners = append(s.Listeners, l)
+		}
+	}
+	b.mu.Unlock()
+	for _, n := range p.nodes {
 		in := n.in.Load()
 		k := graph.NodeStats{Name: n.inst.Name, Kind: n.inst.Kind.Name, Calls: in, Packets: in}
 		for i := range n.outs {
@@ -52,7 +83,13 @@ func (b *block) stats() graph.StreamStats {
 		if g, ok := n.stage.(graph.Gauger); ok {
 			k.Gauges = g.Gauges()
 		}
+		if c, ok := n.stage.(graph.Certified); ok {
+			k.Certificates = c.Certificates()
+		}
 		s.Nodes = append(s.Nodes, k)
+		if r := n.outcomes.stats(n); r.Balances || r.Sum() > 0 {
+			s.Routes = append(s.Routes, r)
+		}
 	}
 	return s
 }
@@ -61,7 +98,7 @@ func (e *Engine) backendStats() (all []graph.BackendStats) {
 	now := stream.Now()
 	for _, b := range e.backends.all() {
 		s := graph.BackendStats{
-			Addr: b.Addr, Active: b.Active.Load(), Total: b.Total.Load(), Failures: b.Failures.Load(),
+			Addr: b.Addr, Active: b.Active.Load(), Total: b.Total.Load(), Failures: b.Failures.Load(), Retries: b.Retries.Load(),
 			Ejected: b.Ejected.Load() > now, LatencySum: b.Latency.Sum.Load(),
 		}
 		for i := range s.Latency {

@@ -27,7 +27,7 @@ func (c *conn) serve() {
 		s.End()
 		_ = c.client.Close()
 		c.forget()
-		c.block.connections.Add(-1)
+		c.connections.Add(-1)
 		e.serving.Done()
 	}()
 	c.client.Peer, c.client.Local = c.client.Conn.Peer(), c.client.Here()
@@ -38,38 +38,56 @@ func (c *conn) serve() {
 	if n == nil {
 		return
 	}
-	c.block.active.Add(1)
-	at, x := e.walk(e.ctx, n, s)
-	c.block.active.Add(-1)
+	w := e.follow(c, s)
+	c.active.Add(1)
+	end, route, x := e.walk(e.ctx, n, s, w)
+	if x == nil {
+		c.over(route, s, w)
+	} else {
+		w.drop()
+	}
+	c.active.Add(-1)
 	if x != nil {
-		c.http(at)
+		c.http(place{end.inst.Name, x.name})
 	}
 }
 
-// walk leads s from n on to where it ends, or to an output behind which requests
-// are read, which it answers.
-func (e *Engine) walk(ctx context.Context, n *node, s *stream.Session) (at place, x *out) {
+// walk leads s from n on to end, where it ends, or to an output behind which
+// requests are read, which it answers too. route is the node that its outcome counts
+// for: the last that gave it a pool, or else end. w takes its way down, if it is not
+// nil.
+func (e *Engine) walk(ctx context.Context, n *node, s *stream.Session, w *way) (end, route *node, x *out) {
 	for {
 		n.in.Add(1)
+		if n.routes {
+			route = n
+		}
+		w.enter(n, s)
 		o, err := e.stage(ctx, n, s)
 		if o == stream.Done {
 			if s.Node == "" {
 				s.Node = n.inst.Name
 			}
-			return place{}, nil
+			w.leave(s, nil)
+			break
 		}
 		x := &n.outs[o]
 		x.count.Add(1)
+		w.leave(s, x)
 		if x.to == nil || s.Req != nil && s.Req.Begun() {
 			s.Node, s.Reason, s.Err = n.inst.Name, x.name, err
 			e.refuse(s, x.status)
-			return place{}, nil
+			break
 		}
 		if x.http && s.Req == nil {
-			return place{n.inst.Name, x.name}, x
+			return n, route, x
 		}
 		n = x.to
 	}
+	if route == nil {
+		route = n
+	}
+	return n, route, nil
 }
 
 // stage has one node look at s. A panic there costs this session alone.
@@ -95,6 +113,9 @@ func (e *Engine) refuse(s *stream.Session, status int) {
 	case s.Req == nil:
 		s.Client.Reset()
 	case s.Req.Begun():
+		if s.Cut = true; s.Status == 0 {
+			s.Status = status
+		}
 		s.Req.Abort()
 	default:
 		if s.Status == 0 {

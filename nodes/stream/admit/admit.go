@@ -63,7 +63,7 @@ func (a *stage) Inherit(old stream.Stage) {
 // Gauges is part of graph.Gauger.
 func (a *stage) Gauges() map[string]float64 {
 	return map[string]float64{
-		"in_flight": float64(a.inFlight.Load()), "waiting": float64(a.waiting.Load()), "upgraded": float64(a.upgraded.Load()),
+		"in_flight": float64(a.inFlight.Load()), "limit": float64(a.limit.Load()), "waiting": float64(a.waiting.Load()), "upgraded": float64(a.upgraded.Load()),
 	}
 }
 

@@ -31,15 +31,33 @@ func (b *budget) session() { b.sessions.Add(1) }
 func (b *budget) retry() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	b.turn()
+	if b.retries >= b.most() {
+		return false
+	}
+	b.retries++
+	return true
+}
+
+// turn begins another window when the last one is over.
+func (b *budget) turn() {
 	if now := stream.Now(); now-b.window >= second {
 		n := b.sessions.Swap(0)
 		// What came in a longer time counts by the second.
 		b.before = int64(float64(n) * float64(second) / float64(max(now-b.window, second)))
 		b.window, b.retries = now, 0
 	}
-	if b.retries >= max(leastRetries, max(b.sessions.Load(), b.before)*b.percent.Load()/100) {
-		return false
-	}
-	b.retries++
-	return true
+}
+
+// most is how many retries are allowed in this window.
+func (b *budget) most() int64 {
+	return max(leastRetries, max(b.sessions.Load(), b.before)*b.percent.Load()/100)
+}
+
+// left is how many retries would be allowed now.
+func (b *budget) left() int64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.turn()
+	return b.most() - b.retries
 }

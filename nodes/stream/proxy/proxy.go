@@ -164,7 +164,7 @@ func (p *proxy) Close() error {
 
 // Gauges is part of graph.Gauger.
 func (p *proxy) Gauges() map[string]float64 {
-	return map[string]float64{"idle_connections": float64(p.idle.count())}
+	return map[string]float64{"idle_connections": float64(p.idle.count()), "retry_budget": float64(p.budget.left())}
 }
 
 // Serve is part of stream.Stage.
@@ -237,6 +237,7 @@ func (p *proxy) another(s *stream.Session) bool {
 		return false
 	}
 	p.env.Count(retried, 1)
+	b.Retries.Add(1)
 	s.Choose(b, s.Picker)
 	return true
 }

@@ -92,6 +92,14 @@ func (v *server) Gauges() map[string]float64 {
 	return map[string]float64{"certificate_reloads": float64(n), "certificate_faults": float64(bad)}
 }
 
+// Certificates is part of graph.Certified.
+func (v *server) Certificates() (all []graph.Certificate) {
+	for i, end := range v.certs.Ends() {
+		all = append(all, graph.Certificate{File: v.c.Certificates[i].Cert, NotAfter: end})
+	}
+	return all
+}
+
 // Serve is part of stream.Stage.
 func (v *server) Serve(ctx context.Context, s *stream.Session) (int, error) {
 	c := s.Client
