@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"reflect"
 	"strings"
 	"sync"
 	"testing"
@@ -59,6 +60,58 @@ func TestForms(t *testing.T) {
 	}
 	if _, _, err := New(&b, Config{Format: "xml", Level: "info"}); err == nil {
 		t.Error("a form that is none was taken")
+	}
+}
+
+// TestFieldsOfFields: a logger that is made of one with fields has both its own and
+// that one's, and none of its siblings'.
+func TestFieldsOfFields(t *testing.T) {
+	var b bytes.Buffer
+	l, _, err := New(&b, Config{Format: "json", Level: "info"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	peer := l.With(zap.String("peer", "tor"), zap.Int("asn", 1))
+	one, two := peer.With(zap.String("family", "ipv4"), zap.Int("n", 1)), peer.With(zap.String("family", "ipv6"))
+	deep := one.With(zap.Bool("deep", true))
+	for _, c := range []struct {
+		log  *zap.Logger
+		want map[string]any
+	}{
+		{l, map[string]any{}}, {peer, map[string]any{"peer": "tor", "asn": 1.0}},
+		{one, map[string]any{"peer": "tor", "asn": 1.0, "family": "ipv4", "n": 1.0}}, {two, map[string]any{"peer": "tor", "asn": 1.0, "family": "ipv6"}},
+		{deep, map[string]any{"peer": "tor", "asn": 1.0, "family": "ipv4", "n": 1.0, "deep": true}},
+	} {
+		b.Reset()
+		c.log.Info("x", zap.Int("last", 9))
+		var got map[string]any
+		if err := json.Unmarshal(b.Bytes(), &got); err != nil {
+			t.Fatal(err, b.String())
+		}
+		c.want["level"], c.want["msg"], c.want["last"], c.want["ts"] = "info", "x", 9.0, got["ts"]
+		if !reflect.DeepEqual(got, c.want) {
+			t.Errorf("got %v, want %v", got, c.want)
+		}
+	}
+}
+
+// syncer counts how often it is flushed.
+type syncer struct {
+	bytes.Buffer
+	n int
+}
+
+func (s *syncer) Sync() error { s.n++; return errors.New("a full disk") }
+
+// TestSync: flushing the logger flushes what it writes to, and tells what that says.
+func TestSync(t *testing.T) {
+	var w syncer
+	l, _, err := New(&w, Defaults())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Sync(); err == nil || err.Error() != "a full disk" || w.n != 1 {
+		t.Errorf("%v after %d", err, w.n)
 	}
 }
 

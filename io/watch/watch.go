@@ -139,9 +139,6 @@ func (w *Watcher) look() {
 // counts leaves out what happens to other names in a directory that is watched for
 // the sake of one below it, as in /etc for /etc/lbgraph.
 func (w *Watcher) counts(e fsnotify.Event) bool {
-	if e.Op == fsnotify.Chmod {
-		return true // a file that could not be read may be readable now
-	}
 	dir := filepath.Dir(e.Name)
 	for d := range w.dirs {
 		if d == e.Name {

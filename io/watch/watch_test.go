@@ -5,10 +5,15 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+	"golang.org/x/sys/unix"
 )
 
 const settle = 15 * time.Millisecond
@@ -41,7 +46,7 @@ func start(t *testing.T, path string, poll time.Duration) *rig {
 // can have told of it.
 func (r *rig) becomes(want string) {
 	r.t.Helper()
-	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
+	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
 		if s := r.last.Load(); s != nil && *s == want {
 			return
 		}
@@ -150,6 +155,43 @@ func TestWays(t *testing.T) {
 				must(t, os.Rename(next, d))
 			}
 		},
+		"directory replaced, then the file written in place": func(t *testing.T, dir string) (string, func(string)) {
+			d, n := filepath.Join(dir, "conf"), 0
+			p := filepath.Join(d, "lb.hcl")
+			return p, func(s string) {
+				if n++; n%2 == 1 {
+					_ = os.Rename(d, fmt.Sprintf("%s.%d", d, n))
+					must(t, os.Mkdir(d, 0o700))
+				}
+				must(t, write(p, s))
+			}
+		},
+		"link led to another directory, then its target written in place": func(t *testing.T, dir string) (string, func(string)) {
+			other, n := t.TempDir(), 0
+			p, to := filepath.Join(dir, "lb.hcl"), ""
+			return p, func(s string) {
+				if n++; n%2 == 1 {
+					d := filepath.Join(other, fmt.Sprint(n))
+					to = filepath.Join(d, "real.hcl")
+					must(t, os.Mkdir(d, 0o700), os.Symlink(to, p+".tmp"), write(to, s), os.Rename(p+".tmp", p))
+					return
+				}
+				must(t, write(to, s))
+			}
+		},
+		"the target of a relative link, beside the directory": func(t *testing.T, dir string) (string, func(string)) {
+			to := filepath.Join(dir, "data", "deep", "real.hcl")
+			must(t, os.Mkdir(filepath.Join(dir, "conf"), 0o700), os.MkdirAll(filepath.Dir(to), 0o700))
+			p := filepath.Join(dir, "conf", "lb.hcl")
+			must(t, os.Symlink("../data/deep/real.hcl", p))
+			return p, func(s string) { must(t, write(to, s)) }
+		},
+		"below a directory that is a link to a link": func(t *testing.T, dir string) (string, func(string)) {
+			real := filepath.Join(dir, "a", "b", "c")
+			must(t, os.MkdirAll(real, 0o700), os.Symlink("a/b/c", filepath.Join(dir, "first")), os.Symlink("../first", filepath.Join(dir, "a", "second")),
+				os.Symlink("a/second", filepath.Join(dir, "conf")))
+			return filepath.Join(dir, "conf", "lb.hcl"), func(s string) { must(t, write(filepath.Join(real, "lb.hcl"), s)) }
+		},
 		"directory removed and made": func(t *testing.T, dir string) (string, func(string)) {
 			d := filepath.Join(dir, "conf")
 			p := filepath.Join(d, "lb.hcl")
@@ -221,6 +263,185 @@ func TestSettle(t *testing.T) {
 	if n := r.told.Load(); n != before {
 		t.Errorf("a file beside the directory was told of %d times", n-before)
 	}
+}
+
+// TestEndlessChange: in a stream of changes without a pause it is told after five times
+// Settle; after a single change Settle alone is waited for.
+func TestEndlessChange(t *testing.T) {
+	t.Parallel()
+	const settle = 1500 * time.Millisecond
+	p := filepath.Join(t.TempDir(), "lb.hcl")
+	must(t, write(p, "0"))
+	told := make(chan struct{}, 100)
+	w := Start(Options{Files: func() []string { return []string{p} }, Settle: settle, Poll: time.Hour, Changed: func() { told <- struct{}{} }})
+	defer w.Close()
+	<-told // at the beginning
+	must(t, write(p, "1"))
+	select {
+	case <-told:
+	case <-time.After(5*settle - 500*time.Millisecond):
+		t.Error("a single change is told of as if more had followed")
+	}
+	for end := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
+		must(t, write(p, "2"))
+		select {
+		case <-told:
+			return
+		default:
+		}
+		if time.Now().After(end) {
+			t.Fatal("an endless change is never told of")
+		}
+	}
+}
+
+// TestPoke: it is told without a change of any file, and often at once a few times.
+func TestPoke(t *testing.T) {
+	p := filepath.Join(t.TempDir(), "none", "none", "lb.hcl")
+	r := start(t, p, time.Hour)
+	r.becomes("(none)")
+	for range 3 {
+		before := r.told.Load()
+		for range 1000 {
+			r.w.Poke()
+		}
+		for end := time.Now().Add(10 * time.Second); r.told.Load() == before; time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatal("nothing was told")
+			}
+		}
+	}
+	if n := r.told.Load(); n > 100 {
+		t.Errorf("3000 pokes were told of %d times", n)
+	}
+}
+
+// TestFilesChange: what Files answers is asked for at each look: files that come are
+// watched, and those that go, with the directories that links led to, no more.
+func TestFilesChange(t *testing.T) {
+	dir := t.TempDir()
+	var files atomic.Pointer[[]string]
+	files.Store(&[]string{})
+	var told atomic.Int64
+	before := watched(t)
+	w := Start(Options{Files: func() []string { return *files.Load() }, Settle: settle, Poll: time.Hour, Changed: func() { told.Add(1) }})
+	defer w.Close()
+	until := func(what string, ok func() bool) {
+		t.Helper()
+		for end := time.Now().Add(10 * time.Second); !ok(); time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatal(what)
+			}
+		}
+	}
+	for i := range 10 {
+		d := filepath.Join(dir, fmt.Sprint(i), "conf")
+		p := filepath.Join(d, "lb.hcl")
+		must(t, os.MkdirAll(d, 0o700))
+		files.Store(&[]string{p})
+		n := told.Load()
+		w.Poke()
+		until("a poke is not told of", func() bool { return told.Load() > n })
+		n = told.Load()
+		must(t, write(p, "x"))
+		until("a file that came is not watched", func() bool { return told.Load() > n })
+	}
+	until("the directories of files that went are watched still", func() bool { return watched(t)-before == 2 })
+	files.Store(&[]string{})
+	w.Poke()
+	until("the last is watched still", func() bool { return watched(t) == before })
+}
+
+// TestLinksInARing: they end nowhere, and neither hang it nor hide what comes later.
+func TestLinksInARing(t *testing.T) {
+	dir := t.TempDir()
+	p := filepath.Join(dir, "lb.hcl")
+	must(t, os.Symlink("other", p), os.Symlink("lb.hcl", filepath.Join(dir, "other")))
+	r := start(t, p, time.Hour)
+	r.becomes("(none)")
+	must(t, os.Remove(filepath.Join(dir, "other")), write(filepath.Join(dir, "other"), "x"))
+	r.becomes("x")
+}
+
+// TestWithoutEvents: where the kernel gives no watches, polling finds the changes, and
+// the log says so.
+func TestWithoutEvents(t *testing.T) {
+	p := filepath.Join(t.TempDir(), "lb.hcl")
+	must(t, write(p, "x"))
+	logs, all := observer.New(zap.WarnLevel)
+	last := make(chan string, 100)
+	o := Options{Files: func() []string { return []string{p} }, Settle: settle, Poll: 20 * time.Millisecond, Log: zap.New(logs), Changed: func() {
+		b, _ := os.ReadFile(p)
+		last <- string(b)
+	}}
+	var was unix.Rlimit
+	must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &was))
+	must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 0, Max: was.Max}))
+	w := Start(o)
+	must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &was))
+	defer w.Close()
+	if n := all.FilterMessageSnippet("the kernel does not tell of changes to files").Len(); n != 1 {
+		t.Errorf("the log says %v", all.All())
+	}
+	must(t, write(p, "y"))
+	for end := time.After(10 * time.Second); ; {
+		select {
+		case s := <-last:
+			if s == "y" {
+				return
+			}
+		case <-end:
+			t.Fatal("the change is not found")
+		}
+	}
+}
+
+// TestOverflow: when the kernel could not keep all it had to tell, it is told of.
+func TestOverflow(t *testing.T) {
+	b, err := os.ReadFile("/proc/sys/fs/inotify/max_queued_events")
+	must(t, err)
+	most, err := strconv.Atoi(strings.TrimSpace(string(b)))
+	must(t, err)
+	dir := t.TempDir()
+	p := filepath.Join(dir, "conf", "lb.hcl")
+	must(t, os.Mkdir(filepath.Dir(p), 0o700), write(p, "x"))
+	last, goOn := make(chan string), make(chan struct{})
+	w := Start(Options{Files: func() []string { return []string{p} }, Settle: settle, Poll: time.Hour, Changed: func() {
+		b, _ := os.ReadFile(p)
+		last <- string(b)
+		<-goOn
+	}})
+	defer w.Close()
+	defer close(goOn)
+	<-last
+	// While it is busy: so much beside the directory, which does not count, that the
+	// change of the file is lost.
+	other := filepath.Join(dir, "other")
+	for range most/2 + 5000 {
+		must(t, os.Mkdir(other, 0o700), os.Remove(other))
+	}
+	must(t, write(p, "y"))
+	goOn <- struct{}{}
+	select {
+	case s := <-last:
+		if s != "y" {
+			t.Errorf("saw %q", s)
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("nothing was told")
+	}
+}
+
+// watched is how many directories this process watches.
+func watched(t *testing.T) (n int) {
+	t.Helper()
+	all, err := filepath.Glob("/proc/self/fdinfo/*")
+	must(t, err)
+	for _, f := range all {
+		b, _ := os.ReadFile(f) // it may be closed by now
+		n += strings.Count(string(b), "inotify wd:")
+	}
+	return n
 }
 
 // TestClose: nothing runs and nothing stays open afterwards.
