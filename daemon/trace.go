@@ -44,6 +44,7 @@ type tracked struct {
 	own          uint32 // its own frame
 	frames       int    // that have not ended
 	vip, backend uint32
+	says, fate   string // of the last step: what its node says, and what it does besides
 	mem          []byte
 	links        []packet.Link
 }
@@ -78,15 +79,28 @@ func (t *tracer) follow(frame uint32, p *tracked) {
 	t.flight[frame] = p
 }
 
+// at notes that the packet is at a node; says may be "".
 func (p *tracked) at(core int, n *graph.Instance, says string) {
-	if k := len(p.Steps) - 1; k >= 0 && p.Steps[k].Node == n.Name && p.Steps[k].Core == core {
-		if says != "" {
-			p.Steps[k].Says = says
-		}
-		return
+	if k := len(p.Steps) - 1; k < 0 || p.Steps[k].Node != n.Name || p.Steps[k].Core != core {
+		p.Steps = append(p.Steps, admin.Step{Node: n.Name, Kind: n.Kind.Name, Core: core})
+		p.says, p.fate = "", ""
 	}
-	p.Steps = append(p.Steps, admin.Step{Node: n.Name, Kind: n.Kind.Name, Core: core, Says: says})
+	if says != "" {
+		p.says = says
+	}
+	p.Steps[len(p.Steps)-1].Says = strings.Trim(p.says+", "+p.fate, ", ")
 }
+
+// stays notes that a node does something else with the packet than to pass it on. The
+// node has its say after that.
+func (p *tracked) stays(core int, n *graph.Instance, fate string) {
+	p.at(core, n, "")
+	p.fate = fate
+	p.at(core, n, "")
+}
+
+// held is what a packet's fate is while a node keeps it.
+const held = "held"
 
 // bytes copies a packet, all its frames.
 func (p *tracked) bytes(start, length, chain uint32) []byte {
@@ -140,7 +154,7 @@ func (t *tracer) Held(core int, node *graph.Instance, r *packet.Record) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if p := t.flight[r.Frame]; p != nil {
-		p.at(core, node, "held")
+		p.stays(core, node, held)
 	}
 }
 
@@ -157,7 +171,7 @@ func (t *tracer) Passed(core, to int, node *graph.Instance, r *packet.Record) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if p := t.flight[r.Frame]; p != nil {
-		p.at(core, node, fmt.Sprintf("to core %d", to))
+		p.stays(core, node, fmt.Sprintf("to core %d", to))
 	}
 }
 
@@ -205,11 +219,9 @@ func (t *tracer) finish(p *tracked) {
 func (t *tracer) rest() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	told := map[*tracked]bool{}
 	for _, p := range t.flight {
-		if k := len(p.Steps) - 1; !told[p] && p.Verdict == "" && k >= 0 && p.Steps[k].Says == "held" {
-			told[p] = true
-			p.Verdict, p.Node = "held", p.Steps[k].Node
+		if p.Verdict == "" && p.fate == held {
+			p.Verdict, p.Node = held, p.Steps[len(p.Steps)-1].Node
 			t.finish(p)
 		}
 	}

@@ -64,12 +64,8 @@ func (c *control) Stop(context.Context) error {
 
 // Reconfigure takes a changed block.
 func (c *control) Reconfigure(config any) error {
-	next := *config.(*Config)
-	if err := c.host.SetLog(next.Format, next.Level); err != nil {
-		return err
-	}
-	c.cfg = next
-	return nil
+	next := config.(*Config)
+	return c.host.SetLog(next.Format, next.Level)
 }
 
 // A Switch is where a logger's lines go; their form and level can be changed while it
@@ -137,7 +133,7 @@ func (c *core) Check(e zapcore.Entry, to *zapcore.CheckedEntry) *zapcore.Checked
 
 // Write is part of zapcore.Core.
 func (c *core) Write(e zapcore.Entry, f []zapcore.Field) error {
-	b, err := (*c.s.form.Load()).Clone().EncodeEntry(e, append(c.with[:len(c.with):len(c.with)], f...))
+	b, err := (*c.s.form.Load()).EncodeEntry(e, append(c.with[:len(c.with):len(c.with)], f...))
 	if err != nil {
 		return err
 	}

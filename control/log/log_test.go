@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"reflect"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -92,6 +93,46 @@ func TestFieldsOfFields(t *testing.T) {
 		if !reflect.DeepEqual(got, c.want) {
 			t.Errorf("got %v, want %v", got, c.want)
 		}
+	}
+}
+
+// TestSiblings: loggers that are made of one with fields, and lines that are written by
+// one at the same time, do not get each other's.
+func TestSiblings(t *testing.T) {
+	var b bytes.Buffer
+	l, _, err := New(&b, Config{Format: "json", Level: "info"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Of one field after the other, so that there is room for a fourth.
+	l = l.With(zap.Int("a", 1)).With(zap.Int("b", 2)).With(zap.Int("c", 3))
+	one, two := l.With(zap.Int("d", 1)), l.With(zap.Int("d", 2))
+	one.Info("1")
+	two.Info("2")
+	var wg sync.WaitGroup
+	for i := range 4 {
+		wg.Go(func() {
+			for range 2000 {
+				l.Info(strconv.Itoa(i), zap.Int("d", i))
+			}
+		})
+	}
+	wg.Wait()
+	n := 0
+	for d := json.NewDecoder(&b); d.More(); n++ {
+		var x struct {
+			Msg string
+			D   int
+		}
+		if err := d.Decode(&x); err != nil {
+			t.Fatal(err)
+		}
+		if x.Msg != strconv.Itoa(x.D) {
+			t.Fatalf("line %q has the field %d", x.Msg, x.D)
+		}
+	}
+	if n != 8002 {
+		t.Errorf("%d lines", n)
 	}
 }
 

@@ -87,7 +87,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 			services[k] = graph.Traffic{Packets: sum.Packets + t.Packets, Bytes: sum.Bytes + t.Bytes}
 		}
 		for i, t := range s.PerBackend {
-			if i > 0 && i < len(backends) {
+			if i < len(backends) { // number 0 is nobody, and is not told
 				backends[i].Packets += t.Packets
 				backends[i].Bytes += t.Bytes
 			}

@@ -98,3 +98,51 @@ func TestWholePage(t *testing.T) {
 		t.Errorf("the page has %d lines, want %d", len(got), len(want))
 	}
 }
+
+// TestPageAfterRemoval: what a reload removed leaves nothing on the page, and the numbers
+// that it had count for nobody.
+func TestPageAfterRemoval(t *testing.T) {
+	spec := func(pools, backends int) (s state.Spec) {
+		for p := range pools {
+			pool := state.PoolSpec{Name: string(rune('a' + p)), TableSize: 251}
+			for b := range backends {
+				pool.Backends = append(pool.Backends, state.BackendSpec{Name: string(rune('a' + b)), Address: netip.AddrFrom4([4]byte{10, 0, byte(p), byte(b)}), Weight: 100})
+			}
+			s.Pools = append(s.Pools, pool)
+			s.VIPs = append(s.VIPs, state.VIPSpec{Name: pool.Name, Prefix: netip.PrefixFrom(netip.AddrFrom4([4]byte{203, 0, 113, byte(p)}), 32), Protocol: 6, Ports: []state.PortRange{{Lo: 80, Hi: 80}}, Pool: pool.Name})
+		}
+		return s
+	}
+	store := state.NewStore()
+	defer store.Close()
+	if err := store.Apply(spec(3, 3)); err != nil {
+		t.Fatal(err)
+	}
+	few := spec(3, 3)
+	few.Pools, few.VIPs = few.Pools[1:], few.VIPs[1:] // the first, so that what stays keeps its numbers
+	few.Pools[0].Backends = few.Pools[0].Backends[1:]
+	if err := store.Apply(few); err != nil {
+		t.Fatal(err)
+	}
+	stats := graph.Stats{Graph: "edge"}
+	for range 20 {
+		stats.PerService = append(stats.PerService, graph.Traffic{Packets: 5, Bytes: 50})
+		stats.PerBackend = append(stats.PerBackend, graph.Traffic{Packets: 5, Bytes: 50})
+	}
+	lines := map[string]int{}
+	for _, l := range page(t, &pair{node{snap: store.Cell().Load()}, []graph.Stats{stats}}) {
+		name, _, _ := strings.Cut(l, "{")
+		lines[name]++
+		if strings.Contains(l, "invalid") || strings.Contains(l, `"10.0.0.`) || strings.Contains(l, `"10.0.1.0"`) || strings.Contains(l, `vip=""`) {
+			t.Errorf("the page has %s", l)
+		}
+		if status, ok := strings.CutPrefix(l, `pool_backends{pool="b",status=`); ok && !slices.Contains([]string{`"up"} 2`, `"draining"} 0`, `"down"} 0`}, status) {
+			t.Errorf("the page has %s", l)
+		}
+	}
+	for name, want := range map[string]int{"vip_sent_packets_total": 2, "backend_sent_packets_total": 5, "backend_status": 3 * 5, "pool_backends": 3 * 2} {
+		if lines[name] != want {
+			t.Errorf("%d lines of %s, want %d", lines[name], name, want)
+		}
+	}
+}

@@ -192,6 +192,12 @@ func TestWays(t *testing.T) {
 				os.Symlink("a/second", filepath.Join(dir, "conf")))
 			return filepath.Join(dir, "conf", "lb.hcl"), func(s string) { must(t, write(filepath.Join(real, "lb.hcl"), s)) }
 		},
+		"a link below a directory that is a link": func(t *testing.T, dir string) (string, func(string)) {
+			one, shared := filepath.Join(dir, "versions", "one"), filepath.Join(dir, "shared", "deep")
+			must(t, os.MkdirAll(one, 0o700), os.MkdirAll(shared, 0o700), os.Symlink("versions/one", filepath.Join(dir, "conf")),
+				os.Symlink("../../shared/deep/lb.hcl", filepath.Join(one, "lb.hcl")))
+			return filepath.Join(dir, "conf", "lb.hcl"), func(s string) { must(t, write(filepath.Join(shared, "lb.hcl"), s)) }
+		},
 		"directory removed and made": func(t *testing.T, dir string) (string, func(string)) {
 			d := filepath.Join(dir, "conf")
 			p := filepath.Join(d, "lb.hcl")
@@ -314,6 +320,27 @@ func TestPoke(t *testing.T) {
 	if n := r.told.Load(); n > 100 {
 		t.Errorf("3000 pokes were told of %d times", n)
 	}
+	// Nobody waits for one who is busy.
+	busy, goOn := make(chan struct{}), make(chan struct{})
+	w := Start(Options{Files: func() []string { return []string{p} }, Settle: settle, Poll: time.Hour, Changed: func() { busy <- struct{}{}; <-goOn }})
+	<-busy
+	poked := make(chan struct{})
+	go func() {
+		defer close(poked)
+		for range 10 {
+			w.Poke()
+		}
+	}()
+	select {
+	case <-poked:
+	case <-time.After(10 * time.Second):
+		t.Error("a poke waits")
+	}
+	goOn <- struct{}{}
+	<-busy // what was poked for while it was busy
+	close(goOn)
+	<-poked
+	w.Close()
 }
 
 // TestFilesChange: what Files answers is asked for at each look: files that come are
