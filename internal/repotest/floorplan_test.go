@@ -40,7 +40,7 @@ var floorPlan = []rule{
 	{"control/all", "control/...", ""},
 	{"control/*", level0 + " graph graph/conf io/watch", "*"},
 	{"nodes/all", "nodes/packet/... nodes/stream/...", ""},
-	{"nodes/nodetest", level0 + " graph io/mem", "*"},
+	{"nodes/nodetest", level0 + " graph graph/lang io/mem runtime/streams", "*"},
 	{"nodes/*/*", level0 + " graph " + drivers, "*"},
 	// 4: what runs a file, and the command
 	{"daemon", "io/... graph/... runtime/... control/...", "*"},

@@ -302,8 +302,8 @@ type Backend struct {
 	// Latency is a histogram of what its answers took, and its connections without
 	// requests.
 	Latency Histogram
-	// Streak is its failures in a row, Ejected the time until which it is out for
-	// them.
+	// Streak is its failures in a row, Ejected the time until which one of the nodes
+	// that choose it leaves it out for them.
 	Streak  atomic.Int32
 	Ejected atomic.Int64
 	// UpSince is when it last came back; 0 if it never was away.

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -72,7 +73,7 @@ func check(c Config) error {
 }
 
 func build(c Config, e *graph.Env) (stream.Stage, error) {
-	b := &balancer{c: c, env: e, turn: new(atomic.Uint64)}
+	b := &balancer{c: c, env: e, turn: new(atomic.Uint64), ejections: &ejections{until: map[*stream.Backend]*atomic.Int64{}}}
 	b.header, _ = strings.CutPrefix(c.Key, "header:")
 	b.header = strings.ToLower(b.header)
 	e.Watch(b.update)
@@ -85,6 +86,16 @@ type balancer struct {
 	header string
 	turn   *atomic.Uint64
 	view   atomic.Pointer[view]
+
+	mu        sync.Mutex // while the view is made
+	ejections *ejections
+}
+
+// ejections is which backends a node leaves out, over its reloads. It is the node's
+// own: what another pool left out must not take more than half of this one.
+type ejections struct {
+	mu    sync.Mutex
+	until map[*stream.Backend]*atomic.Int64 // of the backends in the pool
 }
 
 // view is the pool as a snapshot has it.
@@ -100,13 +111,30 @@ type member struct {
 	*stream.Backend
 	slot   uint32
 	weight float64
+	out    *atomic.Int64 // the time until which it is left out
 }
 
 // Inherit is part of graph.StageInheritor.
-func (b *balancer) Inherit(old stream.Stage) { b.turn = old.(*balancer).turn }
+func (b *balancer) Inherit(old stream.Stage) {
+	o := old.(*balancer)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.turn = o.turn
+	if o.c.Pool == b.c.Pool {
+		b.ejections = o.ejections
+		b.look(b.view.Load().snap)
+	}
+}
 
 // update takes over a snapshot.
 func (b *balancer) update(s *state.Snapshot) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.look(s)
+}
+
+// look makes the view of a snapshot.
+func (b *balancer) look(s *state.Snapshot) {
 	v := &view{snap: s}
 	old := b.view.Load()
 	var p *state.Pool
@@ -115,6 +143,9 @@ func (b *balancer) update(s *state.Snapshot) {
 			p, v.pool = &s.Pools[i], uint32(i)
 		}
 	}
+	until := map[*stream.Backend]*atomic.Int64{}
+	b.ejections.mu.Lock()
+	defer b.ejections.mu.Unlock()
 	if p != nil {
 		v.bySlot = make([]*member, len(p.Members))
 		v.members = make([]member, 0, len(p.Members)) // never moves: bySlot points into it
@@ -124,21 +155,24 @@ func (b *balancer) update(s *state.Snapshot) {
 			if port == 0 {
 				port = b.c.Port
 			}
-			if m.Backend == 0 || m.Status != state.Up {
-				continue
-			}
-			if port == 0 {
-				b.env.Log.Warn("a backend has no port", zap.String("pool", b.c.Pool), zap.String("backend", m.Name))
+			if m.Backend == 0 || port == 0 { // the checker tells of backends without a port
 				continue
 			}
 			k := b.env.Backends(netip.AddrPortFrom(s.Backends[m.Backend].Addr, uint16(port)))
+			if until[k] = b.ejections.until[k]; until[k] == nil {
+				until[k] = new(atomic.Int64)
+			}
+			if m.Status != state.Up {
+				continue
+			}
 			if old != nil && !old.has(k) && old.snap.Generation > 0 && len(old.members) > 0 {
 				k.UpSince.Store(stream.Now())
 			}
-			v.members = append(v.members, member{k, uint32(i), float64(max(m.Weight, 1))})
+			v.members = append(v.members, member{k, uint32(i), float64(max(m.Weight, 1)), until[k]})
 			v.bySlot[i] = &v.members[len(v.members)-1]
 		}
 	}
+	b.ejections.until = until
 	v.order = order(v.members)
 	b.view.Store(v)
 }
@@ -152,12 +186,13 @@ func (v *view) has(b *stream.Backend) bool {
 	return false
 }
 
-// up tells whether m may get a session now.
+// up tells whether m may get a session now; with stream.Never for now, whether it
+// may if what is left out is not.
 func (v *view) up(m *member, s *stream.Session, now int64) bool {
 	if _, st := v.snap.PoolMember(v.pool, m.slot); st != state.Up {
 		return false
 	}
-	return m.Ejected.Load() <= now && !(len(s.Tried) > 0 && s.HasTried(m.Backend))
+	return m.out.Load() <= now && !(len(s.Tried) > 0 && s.HasTried(m.Backend))
 }
 
 // Serve is part of stream.Stage.
@@ -177,23 +212,29 @@ func (b *balancer) Pick(s *stream.Session) *stream.Backend {
 	if len(v.members) == 0 {
 		return nil
 	}
-	now := stream.Now()
-	var m *member
-	switch b.c.Algorithm {
-	case "round-robin":
-		m = b.inTurn(v, s, now)
-	case "least-connections":
-		m = b.least(v, s, now)
-	case "random-two":
-		m = b.two(v, s, now)
-	default:
-		m = b.hashed(v, s, now)
+	m := b.choose(v, s, stream.Now())
+	if m == nil && len(s.Tried) == 0 {
+		// All that is not left out went away since. What failed often may do better
+		// than nothing.
+		m = b.least(v, s, stream.Never)
 	}
 	if m == nil {
 		return nil
 	}
 	m.Total.Add(1)
 	return m.Backend
+}
+
+func (b *balancer) choose(v *view, s *stream.Session, now int64) *member {
+	switch b.c.Algorithm {
+	case "round-robin":
+		return b.inTurn(v, s, now)
+	case "least-connections":
+		return b.least(v, s, now)
+	case "random-two":
+		return b.two(v, s, now)
+	}
+	return b.hashed(v, s, now)
 }
 
 // inTurn goes on in the order. A backend that works up to its share is passed over
@@ -342,23 +383,41 @@ func (b *balancer) Report(k *stream.Backend, failed bool) {
 		return
 	}
 	k.Failures.Add(1)
-	now := stream.Now()
-	if int(k.Streak.Add(1)) < b.c.EjectAt || b.c.EjectFor == 0 || k.Ejected.Load() > now {
-		return
+	if int(k.Streak.Add(1)) >= b.c.EjectAt && b.c.EjectFor > 0 {
+		b.eject(k)
 	}
-	k.Streak.Store(0)
-	v := b.view.Load()
+}
+
+// eject leaves k out for a while, unless that would be more than half of what is
+// usable.
+func (b *balancer) eject(k *stream.Backend) {
+	b.mu.Lock()
+	x, v := b.ejections, b.view.Load()
+	b.mu.Unlock()
+	x.mu.Lock() // nobody counts while another is left out
+	defer x.mu.Unlock()
+	now := stream.Now()
+	var m *member
 	out := 1
 	for i := range v.members {
-		if v.members[i].Ejected.Load() > now {
+		switch o := &v.members[i]; {
+		case o.Backend == k:
+			m = o
+		case o.out.Load() > now:
 			out++
 		}
 	}
+	if m == nil || m.out.Load() > now {
+		return
+	}
+	k.Streak.Store(0)
 	if 2*out > len(v.members) {
 		b.env.Count(keptHalf, 1)
 		return
 	}
-	k.Ejected.Store(now + int64(b.c.EjectFor))
+	until := now + int64(b.c.EjectFor)
+	m.out.Store(until)
+	k.Ejected.Store(until)
 	b.env.Count(ejected, 1)
 	b.env.Log.Warn("a backend is left out for failures in a row", zap.Stringer("backend", k.Addr), zap.Duration("time", b.c.EjectFor))
 }
