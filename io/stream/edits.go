@@ -71,6 +71,16 @@ func AppendResponse(dst []byte, h *http1.Head, b []byte, drop http1.Set, edits [
 	return dst
 }
 
+// AppendAnswer appends the fields of an answer of our own as edits leave them.
+func AppendAnswer(dst, fields []byte, edits []*Edits) []byte {
+	side := func(e *Edits) *FieldEdits { return &e.Response }
+	dst = appendKept(dst, fields, edits, side)
+	for i, e := range edits {
+		dst = appendKept(dst, e.Response.Add, edits[i+1:], side)
+	}
+	return dst
+}
+
 // appendKept appends added lines, but for those that later edits drop.
 func appendKept(dst, lines []byte, later []*Edits, side func(*Edits) *FieldEdits) []byte {
 	for len(lines) > 0 {

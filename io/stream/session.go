@@ -189,7 +189,7 @@ type Response struct {
 	Drop http1.Set
 	// Edits change its fields.
 	Edits []*Edits
-	// Fields are further field lines.
+	// Fields are the field lines of an answer of our own.
 	Fields []byte
 	// Framing is the form in which Write gets the body: of known length; Chunked,
 	// as chunks; UntilClose, content of unknown length.

@@ -91,11 +91,8 @@ func (a *answering) Begin(r *stream.Response) error {
 	if r.Head != nil {
 		a.out = stream.AppendResponse(a.out, &r.Head.Head, r.Buf, r.Drop|http1.HopByHop, r.Edits)
 	} else {
-		for _, e := range r.Edits {
-			a.out = append(a.out, e.Response.Add...)
-		}
+		a.out = stream.AppendAnswer(a.out, r.Fields, r.Edits)
 	}
-	a.out = append(a.out, r.Fields...)
 	if r.Status == http.StatusSwitchingProtocols {
 		a.out = append(a.out, "Connection: Upgrade\r\nUpgrade: "...)
 		a.out = append(a.out, r.Upgrade...)

@@ -250,11 +250,8 @@ func (x *h2exchange) Begin(r *stream.Response) error {
 	if r.Head != nil {
 		stream.EachField(stream.AppendResponse(nil, &r.Head.Head, r.Buf, r.Drop|http1.HopByHop, r.Edits), h.Add)
 	} else {
-		for _, e := range r.Edits {
-			stream.EachField(e.Response.Add, h.Add)
-		}
+		stream.EachField(stream.AppendAnswer(nil, r.Fields, r.Edits), h.Add)
 	}
-	stream.EachField(r.Fields, h.Add)
 	x.bodiless = r.Bodiless
 	switch {
 	case r.Bodiless:

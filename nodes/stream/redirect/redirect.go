@@ -2,6 +2,7 @@
 package redirect
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"strings"
@@ -107,9 +108,7 @@ func (d *redirector) Serve(_ context.Context, s *stream.Session) (int, error) {
 		default:
 			// At the beginning, more than one slash would be another authority.
 			if i == 0 {
-				for len(path) > 1 && (path[1] == '/' || path[1] == '\\') {
-					path = path[1:]
-				}
+				f, path = append(f, '/'), bytes.TrimLeft(path, "/\\")
 			}
 			f = append(f, path...)
 			if p.word == "target" && r.Query.Start > 0 {

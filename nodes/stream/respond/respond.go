@@ -3,6 +3,7 @@ package respond
 
 import (
 	"context"
+	"strings"
 	"time"
 
 	"github.com/lbgraph/lbgraph/graph"
@@ -38,6 +39,9 @@ func init() {
 				}
 				if http1.HopByHop.Has(http1.Identify([]byte(name))) {
 					return graph.BadArgument("headers", "%s belongs to the connection, and is written as it has to be: leave it out", name)
+				}
+				if strings.EqualFold(name, "Content-Type") || strings.EqualFold(name, "Date") {
+					return graph.BadArgument("headers", "%s would stand there twice: leave it out; content_type says the one", name)
 				}
 			}
 			return nil
