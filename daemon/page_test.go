@@ -153,7 +153,10 @@ func TestRunLeaves(t *testing.T) {
 	if n := r.port.port.SentPackets() - was; n != 50 {
 		t.Errorf("%d of 50 packets are forwarded while it leaves", n)
 	}
-	if got := d.ReloadFile("test", false); got.Outcome != "failed" && got.Outcome != "unchanged" || got.Outcome == "failed" && !strings.Contains(got.Error, "stops") {
+	// What would be a change, so that it is no matter of chance.
+	generation := d.Snapshot().Generation
+	r.write(strings.Replace(with("drain { enabled = false }"), "10.0.1.3", "10.0.1.9", 1))
+	if got := d.ReloadFile("test", false); got.Outcome != "failed" || !strings.Contains(got.Error, "stops") || d.Snapshot().Generation != generation {
 		t.Errorf("a reload: %+v", got)
 	}
 	atRest(t, d)
