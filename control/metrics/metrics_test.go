@@ -216,7 +216,11 @@ func TestPortInUse(t *testing.T) {
 	if err := s.Reconfigure(c); err != nil || s.now == was {
 		t.Errorf("another address: %v", err)
 	}
-	<-was.done
+	select {
+	case <-was.done:
+	case <-time.After(10 * time.Second):
+		t.Error("the old address is served still")
+	}
 	if err := ctl.Stop(context.Background()); err != nil {
 		t.Error(err)
 	}

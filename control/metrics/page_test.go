@@ -22,6 +22,7 @@ type pair struct {
 }
 
 func (p *pair) Stats() []graph.Stats               { return p.stats }
+func (p *pair) StreamStats() []graph.StreamStats   { return nil }
 func (p *pair) Collectors() []prometheus.Collector { return nil }
 
 // page answers all lines of the page, sorted, without those of the program's version
@@ -39,7 +40,7 @@ func page(t *testing.T, h Host) (all []string) {
 	return all
 }
 
-// TestWholePage: every line of a page of two graphs, and no other. Each count of the
+// TestWholePage: every line of a page of two packet graphs, and no other. Each count of the
 // first graph is another, so that none can stand for another.
 func TestWholePage(t *testing.T) {
 	addr := netip.MustParseAddr
