@@ -82,7 +82,9 @@ func (h *host) apply(t *testing.T, check string, addrs ...netip.AddrPort) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, f := range h.watch {
-		f()
+		if f != nil {
+			f()
+		}
 	}
 }
 
@@ -96,9 +98,26 @@ func (h *host) SetHealth(t state.Target, x state.Health) {
 
 func (h *host) WatchTargets(f func()) func() {
 	h.mu.Lock()
+	defer h.mu.Unlock()
 	h.watch = append(h.watch, f)
-	h.mu.Unlock()
-	return func() {}
+	at := len(h.watch) - 1
+	return func() {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.watch[at] = nil
+	}
+}
+
+// watching is how many watch the targets.
+func (h *host) watching() (n int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, f := range h.watch {
+		if f != nil {
+			n++
+		}
+	}
+	return n
 }
 
 func (h *host) last(a netip.AddrPort) state.Health {
@@ -297,6 +316,10 @@ func TestBadConfig(t *testing.T) {
 		{func(c *Config) { c.Timeout = c.Interval + 1 }, "longer than interval"},
 		{func(c *Config) { c.Expect = []string{"ok"} }, `expect has "ok"`},
 		{func(c *Config) { c.Expect = []string{"300-200"} }, `expect has "300-200"`},
+		{func(c *Config) { c.Expect = []string{"200", "99"} }, `expect has "99"`},
+		{func(c *Config) { c.Expect = []string{"600"} }, `expect has "600"`},
+		{func(c *Config) { c.Expect = []string{"200-600"} }, `expect has "200-600"`},
+		{func(c *Config) { c.Expect = []string{"200-x"} }, `expect has "200-x"`},
 		{func(c *Config) { c.Body = "(" }, "no regular expression"},
 		{func(c *Config) { c.Type, c.Path = "http", "healthz" }, "begin with a slash"},
 		{func(c *Config) { c.Type, c.Path = "http", "/%zz" }, "is no path"},
@@ -306,6 +329,11 @@ func TestBadConfig(t *testing.T) {
 		if err := check(cfg); err == nil || !strings.Contains(err.Error(), c.words) {
 			t.Errorf("got %v, want %q", err, c.words)
 		}
+	}
+	cfg := Defaults()
+	cfg.Expect, cfg.Timeout = []string{"100", "599", "100-599"}, cfg.Interval
+	if err := check(cfg); err != nil {
+		t.Errorf("the bounds themselves: %v", err)
 	}
 }
 
@@ -340,36 +368,5 @@ func TestRedirectIsNotFollowed(t *testing.T) {
 	h.await(t, a, state.Unhealthy)
 	if n := followed.Load(); n != 0 {
 		t.Errorf("%d redirects were followed", n)
-	}
-}
-
-// What a probe finds out about a backend that is gone meanwhile is told to nobody.
-func TestAnswerAboutWhatIsGone(t *testing.T) {
-	asked, answer := make(chan struct{}, 1), make(chan struct{})
-	a, b := netip.MustParseAddrPort("192.0.2.1:80"), netip.MustParseAddrPort("192.0.2.2:80")
-	h := newHost(t, "c", a, b)
-	c := begin(t, h, func(c *Config) { c.Rise, c.Interval, c.Timeout = 1, time.Minute, time.Minute },
-		func(ctx context.Context, _, addr string) (net.Conn, error) {
-			if addr == a.String() {
-				asked <- struct{}{}
-				<-answer
-			}
-			us, them := net.Pipe()
-			_ = them.Close()
-			return us, nil
-		})
-	c.hurry()
-	<-asked
-	h.apply(t, "c", b)
-	for end := time.Now().Add(time.Minute); len(c.Results()) != 1; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("it is still among %v", c.Results())
-		}
-	}
-	close(answer)
-	h.await(t, b, state.Healthy)
-	_ = c.Stop(context.Background()) // waits for the probe
-	if x := h.last(a); x != state.Unknown {
-		t.Errorf("told that a backend that is gone is %v", x)
 	}
 }

@@ -149,11 +149,8 @@ func (p *prober) get(ctx context.Context, addr string, dial func(ctx context.Con
 	if !p.expect.has(resp.StatusCode) {
 		return fmt.Errorf("status %d is not expected", resp.StatusCode)
 	}
-	if p.body != nil {
-		if !p.body.Match(body) {
-			return fmt.Errorf("the body does not match %q", p.cfg.Body)
-		}
-		return nil
+	if err == nil && p.body != nil && !p.body.Match(body) {
+		err = fmt.Errorf("the body does not match %q", p.cfg.Body)
 	}
 	return err
 }
@@ -205,7 +202,7 @@ func vipsOf(s *state.Snapshot, check string) map[state.Target][]netip.AddrPort {
 					all = append(all, v)
 				}
 			}
-			targets[t] = slices.Clip(all)
+			targets[t] = all
 		}
 	}
 	return targets

@@ -1,6 +1,7 @@
 package health
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -25,6 +26,7 @@ type tunnelHost struct {
 	*host
 	opened, closed atomic.Int32
 	fail           error
+	log            *zap.Logger // nil for none
 
 	mu    sync.Mutex
 	dial  func(ctx context.Context, backend netip.Addr, vip netip.AddrPort) (net.Conn, error)
@@ -76,7 +78,7 @@ func (h *tunnelHost) begin(t *testing.T, change func(*Config)) (*Checker, error)
 	if change != nil {
 		change(&c)
 	}
-	ctl, err := graph.Lookup("health").Control(&c, &graph.Env{Node: "c", Host: h, Log: zap.NewNop()})
+	ctl, err := graph.Lookup("health").Control(&c, &graph.Env{Node: "c", Host: h, Log: cmp.Or(h.log, zap.NewNop())})
 	if err == nil {
 		err = ctl.Start(context.Background())
 	}
@@ -145,6 +147,49 @@ func TestVIPsOf(t *testing.T) {
 	}
 	if got := vipsOf(s, "c"); !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %v\nwant %v", got, want)
+	}
+}
+
+// TestVIPsOfSharedBackends: two backends that share a pool, and each another one with a
+// VIP of its own, have each its own, and not the other's.
+func TestVIPsOfSharedBackends(t *testing.T) {
+	spec := state.Spec{Pools: []state.PoolSpec{pool("web", "c", "10.0.0.1:0", "10.0.0.2:0"), pool("api", "c", "10.0.0.1:0"), pool("dns", "c", "10.0.0.2:0")}}
+	for i, p := range []string{"web", "web", "web", "api", "dns"} { // three: append leaves room for a fourth
+		spec.VIPs = append(spec.VIPs, vip(fmt.Sprint(i), fmt.Sprintf("203.0.113.%d/32", i), p, tcp, 80))
+	}
+	s, err := state.Build(spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for backend, last := range map[string]string{"10.0.0.1": "203.0.113.3:80", "10.0.0.2": "203.0.113.4:80"} {
+		got := vipsOf(s, "c")[state.Target{Check: "c", Addr: netip.MustParseAddr(backend)}]
+		if want := "[203.0.113.0:80 203.0.113.1:80 203.0.113.2:80 " + last + "]"; fmt.Sprint(got) != want {
+			t.Errorf("%s: %v, want %s", backend, got, want)
+		}
+	}
+}
+
+// TestVIPsOfAPoolThatIsLeft: a backend that drains out of a pool and stays in another
+// is not asked at the VIPs of the one that it leaves.
+func TestVIPsOfAPoolThatIsLeft(t *testing.T) {
+	spec := state.Spec{
+		Pools: []state.PoolSpec{pool("web", "c", "10.0.0.1:9", "10.0.0.2:9"), pool("api", "c", "10.0.0.2:9")},
+		VIPs:  []state.VIPSpec{vip("web", "203.0.113.1/32", "web", tcp, 80), vip("api", "203.0.113.2/32", "api", tcp, 80)},
+	}
+	spec.Pools[0].RemovalGrace = time.Hour
+	h := newTunnelHost(t, spec)
+	spec.Pools[0].Backends = spec.Pools[0].Backends[:1]
+	if err := h.store.Apply(spec); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := h.begin(t, nil); err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range []string{"10.0.0.1:9", "10.0.0.2:9"} {
+		h.await(t, netip.MustParseAddrPort(a), state.Healthy)
+	}
+	if got, want := h.all(), []string{"203.0.113.1:80 on 10.0.0.1", "203.0.113.2:80 on 10.0.0.2"}; !slices.Equal(got, want) {
+		t.Errorf("asked %q, want %q", got, want)
 	}
 }
 
