@@ -443,7 +443,9 @@ func (s *Store) applyPool(spec *PoolSpec, now time.Time) {
 
 // tie connects m to its backend and to what is checked.
 func (s *Store) tie(m *member, b *BackendSpec) {
+	known := m.health()
 	if m.backend == nil {
+		known = Unknown
 		k := s.backendOf[m.key.addr]
 		if k == nil {
 			k = &backend{Backend: Backend{Addr: m.key.addr}}
@@ -460,12 +462,9 @@ func (s *Store) tie(m *member, b *BackendSpec) {
 	if m.pool.spec.Health != "" {
 		t := Target{m.pool.spec.Health, m.key.addr, b.Port}
 		if want = s.targets[t]; want == nil {
-			want = &target{Target: t}
-			if m.target != nil {
-				// The check changed under a backend that has flows: what was
-				// known about it holds until the new check has decided.
-				want.health = m.target.health
-			}
+			// If the check changed, or is new, under a backend that has flows: what
+			// held for it holds until the new check has decided.
+			want = &target{Target: t, health: known}
 			s.targets[t] = want
 		}
 	}
@@ -819,7 +818,7 @@ func (p *pool) in(n *Snapshot) bool {
 
 // later has a snapshot published when Window has passed.
 func (s *Store) later() {
-	if s.rebuild == nil && !s.closed && s.applied {
+	if s.rebuild == nil && s.applied {
 		s.rebuild = time.AfterFunc(Window, s.Flush)
 	}
 }
@@ -871,7 +870,7 @@ func (s *Store) arm() {
 		s.expiry.Stop()
 		s.expiry = nil
 	}
-	if !next.IsZero() && !s.closed {
+	if !next.IsZero() {
 		s.expiry = time.AfterFunc(time.Until(next), s.expire)
 	}
 }
@@ -1170,15 +1169,13 @@ func (s *Store) override(poolName, name string, change func(*override)) error {
 		return fmt.Errorf("there is no pool %q", poolName)
 	}
 	for _, m := range p.members {
-		if m == nil || m.gen != 0 || m.removed || m.name != name {
+		if m == nil || m.removed || m.name != name {
 			continue
 		}
 		k := [2]string{poolName, name}
 		o := s.overrides[k]
 		change(&o)
-		if s.overrides[k] = o; o.drain == nil && o.weight == nil {
-			delete(s.overrides, k)
-		}
+		s.overrides[k] = o
 		s.changed(map[*pool]bool{p: true})
 		return nil
 	}
