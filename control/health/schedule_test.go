@@ -310,7 +310,7 @@ func TestTCPProbeEndsByReset(t *testing.T) {
 // TestAnswers: which are taken, and which are not, and what a probe sends.
 func TestAnswers(t *testing.T) {
 	var asked *http.Request
-	long := strings.Repeat("x", bodyLimit-4)
+	long := strings.Repeat("x", 64<<10-4)
 	a := serve(t, false, func(w http.ResponseWriter, r *http.Request) {
 		asked = r
 		switch r.URL.Path {
@@ -332,6 +332,7 @@ func TestAnswers(t *testing.T) {
 		{"/beyond", "", ""},
 		{"/cut", "well", "unexpected EOF"},
 		{"/cut", "", "unexpected EOF"},
+		{"/cut", "other", "unexpected EOF"},
 		{"/header", "well", "header"},
 	} {
 		cfg := Defaults()

@@ -115,6 +115,7 @@ func TestNoNewsAreNotPublished(t *testing.T) {
 		}
 		mac[5]++
 		s.SetNeighbour(a, mac, true)
+		time.Sleep(time.Second)
 		s.SetRoute(a, true)
 		time.Sleep(time.Second)
 		if b := s.Cell().Load().Backends[s.Backend(a)]; b.MAC != mac || b.NoRoute {
