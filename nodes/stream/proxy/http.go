@@ -108,72 +108,72 @@ func (p *proxy) request(ctx context.Context, s *stream.Session) (int, error) {
 // try asks the session's backend; nil if the session has its answer.
 func (c *call) try(ctx context.Context, fresh bool) *failure {
 	p, s := c.p, c.s
-	var open bool
-	c.up = nil
-	if !fresh && p.c.Proxy == "off" {
-		var dead int
-		if c.up, dead = p.idle.get(s.Backend); dead > 0 {
-			p.env.Count(stale, uint64(dead))
-		}
-		open = c.up != nil
-	}
 	s.Tries++
-	if open {
-		p.env.Count(reused, 1)
-	} else {
-		at := stream.Now()
-		up, err := p.dial(ctx, s)
-		if now := stream.Now(); now-at > tick && s.Req.Gone() {
-			if err == nil {
-				_ = up.Close()
-			}
-			return &failure{output: clientGone, err: errGone}
-		}
-		if err != nil {
-			return &failure{output: dialOutput(err), err: err, again: true}
-		}
-		c.up = up
-	}
-	s.Connected = stream.Now() - c.begun
-	c.up.Uses++
-	f := c.exchange(open)
-	c.unwatch()
-	c.join()
-	if c.up != nil {
-		_ = c.up.Close()
+	for {
 		c.up = nil
+		if !fresh && p.c.Proxy == "off" {
+			c.up = p.idle.get(s.Backend)
+		}
+		open := c.up != nil
+		if !open {
+			if f := c.dial(ctx); f != nil {
+				return f
+			}
+		}
+		s.Connected = stream.Now() - c.begun
+		c.up.Uses++
+		f := c.exchange(open)
+		c.unwatch()
+		c.join()
+		if c.up != nil {
+			_ = c.up.Close()
+			c.up = nil
+		}
+		if f != &notQuiet {
+			if open {
+				p.env.Count(reused, 1)
+			}
+			return f
+		}
+		p.env.Count(stale, 1)
 	}
-	return f
 }
+
+// dial makes a connection to the session's backend.
+func (c *call) dial(ctx context.Context) *failure {
+	s := c.s
+	at := stream.Now()
+	up, err := c.p.dial(ctx, s)
+	if now := stream.Now(); now-at > tick && s.Req.Gone() {
+		if err == nil {
+			_ = up.Close()
+		}
+		return &failure{output: clientGone, err: errGone}
+	}
+	if err != nil {
+		return &failure{output: dialOutput(err), err: err, again: true}
+	}
+	c.up = up
+	return nil
+}
+
+// notQuiet: an idle connection had ended, or something had come on it that belongs to
+// no request: this one must not take it for its answer. Nothing was sent.
+var notQuiet failure
 
 // exchange sends the request, and passes on what is answered.
 func (c *call) exchange(open bool) *failure {
-	s, r := c.s, c.s.Req
-	if c.out == nil {
-		c.out = stream.GetBuffer(stream.SmallBuffer)
+	s := c.s
+	first, f := c.ask(open)
+	if f != nil {
+		return f
 	}
-	c.out = c.p.appendHead(c.out[:0], s, c.upgrade)
-	var err error
-	if len(c.out)+len(c.whole) <= cap(c.out) {
-		c.out = append(c.out, c.whole...)
-		var n int
-		n, err = c.up.Write(c.out)
-		if err != nil && n == 0 {
-			return &failure{output: closedEarly, err: err, again: true, stale: open} // nothing was sent
-		}
-	} else {
-		err = c.up.WriteParts(c.out, c.whole, nil)
-	}
-	// A backend that refuses early may have answered although writing fails.
-	if err == nil && r.Body != nil && c.whole == nil {
-		c.startUpload()
-	}
-	c.sentAt = stream.Now()
 	c.head.Reset()
 	for {
-		if f := c.await(open); f != nil {
+		if f := c.await(open, first); f != nil {
 			return f
 		}
+		first = nil
 		if !c.head.Informational() {
 			break
 		}
@@ -188,13 +188,54 @@ func (c *call) exchange(open bool) *failure {
 	return c.answer()
 }
 
+// ask sends the request, or has it begun to be sent. err is what came of waiting for the
+// answer, if that was tried.
+func (c *call) ask(open bool) (err error, f *failure) {
+	r := c.s.Req
+	if c.out == nil {
+		c.out = stream.GetBuffer(stream.SmallBuffer)
+	}
+	c.out = c.p.appendHead(c.out[:0], c.s, c.upgrade)
+	c.sentAt = stream.Now()
+	upload := r.Body != nil && c.whole == nil
+	n, size := 0, len(c.out)+len(c.whole)
+	switch {
+	case !upload && size <= cap(c.out):
+		c.out = append(c.out, c.whole...)
+		by := c.sentAt + c.patience()
+		if t := int64(c.p.c.Response); t > 0 {
+			by = min(by, c.sentAt+t)
+		}
+		if n, err = c.up.Ask(c.out, by, open); err == nil || n == size {
+			return err, nil
+		}
+	case open && !c.up.Quiet():
+		err = stream.ErrNotQuiet
+	case upload:
+		if n, err = c.up.Write(c.out); err == nil {
+			c.startUpload()
+		}
+	default:
+		n = 1 // at least
+		err = c.up.WriteParts(c.out, c.whole, nil)
+	}
+	switch {
+	case err == stream.ErrNotQuiet:
+		return nil, &notQuiet
+	case err != nil && n == 0:
+		return nil, &failure{output: closedEarly, err: err, again: true, stale: open} // nothing was sent
+	}
+	// A backend that refuses early may have answered although writing fails.
+	return nil, nil
+}
+
 var (
 	limits  = http1.Limits{Line: 16 << 10, Field: 48 << 10, Head: 60 << 10, Fields: 256}
 	errGone = errors.New("the client is gone")
 )
 
-// await reads the head of a response.
-func (c *call) await(open bool) *failure {
+// await reads the head of a response. first is an error of a read that was tried before.
+func (c *call) await(open bool, first error) *failure {
 	for {
 		complete, err := c.head.Parse(c.up.Buffered(), &limits)
 		if err != nil {
@@ -204,9 +245,10 @@ func (c *call) await(open bool) *failure {
 			return nil
 		}
 		for {
-			now := stream.Now()
 			by := c.answerBy()
-			err = c.up.Fill(min(by, now+c.patience()))
+			if err, first = first, nil; err == nil {
+				err = c.up.Fill(min(by, stream.Now()+c.patience()))
+			}
 			if err == nil {
 				break
 			}

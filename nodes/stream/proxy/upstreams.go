@@ -60,12 +60,12 @@ func (u *upstreams) stack(b *stream.Backend) (s *stack, most int, age int64) {
 	return u.of[b], u.most, u.time
 }
 
-// get answers an idle connection to b, nil if there is none. dead is how many there
-// were that the backend had closed, or had sent something by.
-func (u *upstreams) get(b *stream.Backend) (c *stream.Conn, dead int) {
+// get answers an idle connection to b, nil if there is none. Whether the backend has
+// closed it, or sent something by it, is for the caller to see.
+func (u *upstreams) get(b *stream.Backend) *stream.Conn {
 	s, _, age := u.stack(b)
 	if s == nil {
-		return nil, 0
+		return nil
 	}
 	oldest := stream.Now() - age
 	for {
@@ -73,23 +73,16 @@ func (u *upstreams) get(b *stream.Backend) (c *stream.Conn, dead int) {
 		n := len(s.conns)
 		if n == 0 {
 			s.mu.Unlock()
-			return nil, dead
+			return nil
 		}
-		c = s.conns[n-1]
+		c := s.conns[n-1]
 		s.conns[n-1] = nil
 		s.conns = s.conns[:n-1]
 		s.mu.Unlock()
-		switch {
-		case c.Since < oldest:
-			_ = c.Close()
-		case !c.Quiet():
-			// An end, or bytes that belong to no request: the next one must not take
-			// them for its answer.
-			dead++
-			_ = c.Close()
-		default:
-			return c, dead
+		if c.Since >= oldest {
+			return c
 		}
+		_ = c.Close()
 	}
 }
 
