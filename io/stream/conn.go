@@ -295,11 +295,9 @@ func (c *Conn) ask(fd uintptr) bool {
 	if c.sent == len(c.question) {
 		return c.tryRead(fd)
 	}
-	if c.quiet {
-		if _, _, err := unix.Recvfrom(int(fd), c.state.one[:], unix.MSG_PEEK|unix.MSG_DONTWAIT); err != unix.EAGAIN {
-			c.tried = ErrNotQuiet
-			return true
-		}
+	if c.quiet && !c.state.quiet(fd) {
+		c.tried = ErrNotQuiet
+		return true
 	}
 	for {
 		n, err := unix.Write(int(fd), c.question)

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -224,13 +225,19 @@ func (s *sock) look(peek bool) bool {
 
 func (p *probeState) look(fd uintptr) {
 	if p.peek {
-		_, _, err := unix.Recvfrom(int(fd), p.one[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
-		p.busy = err != unix.EAGAIN
+		p.busy = !p.quiet(fd)
 		return
 	}
 	p.poll[0] = unix.PollFd{Fd: int32(fd), Events: unix.POLLRDHUP}
 	n, err := unix.Poll(p.poll[:], 0)
 	p.busy = err == nil && n > 0 && p.poll[0].Revents&(unix.POLLRDHUP|unix.POLLHUP|unix.POLLERR) != 0
+}
+
+// quiet tells whether a read would have to wait. It asks the kernel itself, for the
+// wrapper allocates an address.
+func (p *probeState) quiet(fd uintptr) bool {
+	_, _, err := unix.Syscall6(unix.SYS_RECVFROM, fd, uintptr(unsafe.Pointer(&p.one[0])), 1, unix.MSG_PEEK|unix.MSG_DONTWAIT, 0, 0)
+	return err == unix.EAGAIN
 }
 
 // Control calls f with the socket, which stays open as long; not for what is no TCP.

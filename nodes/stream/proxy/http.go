@@ -27,6 +27,7 @@ type call struct {
 	s    *stream.Session
 	up   *stream.Conn
 	head http1.Response
+	res  stream.Response
 	body stream.BodyReader
 	out  []byte // the request's head
 
@@ -394,7 +395,8 @@ func (c *call) answer() *failure {
 	framing := c.head.Body(r.Method)
 	bodiless := framing == 0 && !(c.head.Length == 0 && r.Method != http1.HEAD && c.head.Status != http.StatusNoContent && c.head.Status != http.StatusNotModified)
 	raw := framing == http1.Chunked && r.RawChunks()
-	res := stream.Response{Status: c.head.Status, Head: &c.head, Buf: c.up.Buffered()[:c.head.Size], Edits: s.Edits, Framing: framing, Bodiless: bodiless, Length: c.head.Length}
+	res := &c.res
+	*res = stream.Response{Status: c.head.Status, Head: &c.head, Buf: c.up.Buffered()[:c.head.Size], Edits: s.Edits, Framing: framing, Bodiless: bodiless, Length: c.head.Length}
 	if framing == http1.Chunked && !raw {
 		res.Framing = http1.UntilClose
 	}
@@ -404,7 +406,7 @@ func (c *call) answer() *failure {
 	}
 	s.Status = c.head.Status
 	closes := c.head.Close
-	if err := r.Begin(&res); err != nil {
+	if err := r.Begin(res); err != nil {
 		return clientFailure(err)
 	}
 	c.up.Discard(c.head.Size)
