@@ -9,10 +9,10 @@ TESTSUM := $(GO) run ./internal/testsum
 # Packages whose goroutines share memory: these run under the race detector too.
 RACE := ./runtime/... ./control/... ./daemon/... ./graph/... ./io/ring/... ./io/mem/... ./io/watch/... ./cmd/...
 
-.PHONY: help build check test race lint gen demo bench soak open clean
+.PHONY: help build check test race lint gen demo bench bench-streams soak open clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 build: ## build bin/lbgraph (needs Go alone)
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN) ./cmd/lbgraph
@@ -52,6 +52,10 @@ demo: build ## two balancers behind a router with BGP, in namespaces, with real 
 
 bench: ## the figures to reach, beside a scalar reference; BENCH='-only look-up' for some
 	$(GO) run ./bench/figures $(BENCH)
+
+bench-streams: build ## CPU time a request beside nginx and haproxy; BENCH='-only TLS' for some
+	.ci/install bench
+	$(GO) run ./bench/streams $(BENCH)
 
 soak: ## long runs: every fuzz target for a minute, and tests that take minutes
 	.ci/fuzz 60s

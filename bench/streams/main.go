@@ -115,6 +115,7 @@ func run(ctx context.Context) error {
 		if !match.MatchString(s.name) {
 			continue
 		}
+		fmt.Fprintf(os.Stderr, "%s: %d rounds\n", s.name, *rounds)
 		r, err := l.measure(ctx, s)
 		if err != nil {
 			return fmt.Errorf("%s: %w", s.name, err)
@@ -127,6 +128,11 @@ func run(ctx context.Context) error {
 	}
 	if !match.MatchString("idle") {
 		return nil
+	}
+	// What earlier loads have left in the processes would be taken for these connections'.
+	l.stop()
+	if err := l.start(ctx); err != nil {
+		return err
 	}
 	fmt.Printf("\nmemory of %d idle connections, each after one request, KiB a connection\n", *idle)
 	for p := range proxies {
@@ -161,7 +167,9 @@ type round [proxies]struct {
 	time     time.Duration
 }
 
-func (r *round) cost(p int) float64 { return float64(r[p].cpu.Nanoseconds()) / 1e3 / float64(r[p].requests) }
+func (r *round) cost(p int) float64 {
+	return float64(r[p].cpu.Nanoseconds()) / 1e3 / float64(r[p].requests)
+}
 
 func ratio(all []round, p int) float64 {
 	return median(all, func(r *round) float64 { return r.cost(p) / r.cost(nginx) })
@@ -227,7 +235,7 @@ func (l *lab) start(ctx context.Context) error {
 	files := map[string]string{
 		"web/big": strings.Repeat("0123456789abcdef", 1<<16),
 		"backend.conf": fmt.Sprintf(common, "backend") + `worker_processes 1;
-http { access_log off; ` + temp("backend") + ` sendfile on; tcp_nopush on; keepalive_requests 1000000000; keepalive_timeout 1h; server_tokens off;
+http { access_log off; ` + temp("backend") + ` sendfile off; output_buffers 2 512k; keepalive_requests 1000000000; keepalive_timeout 1h; server_tokens off;
 server { listen ` + backend + ` backlog=4096; root ` + web + `; location = /small { default_type text/plain; return 200 "hello from the backend\n"; } } }
 `,
 		"nginx.conf": fmt.Sprintf(common, "nginx") + `worker_processes ` + strconv.Itoa(*threads) + `;
@@ -310,7 +318,7 @@ stream "tunnel" {
 }
 `,
 	}
-	if err := os.Mkdir(web, 0o755); err != nil {
+	if err := os.MkdirAll(web, 0o755); err != nil {
 		return err
 	}
 	for name, text := range files {
@@ -356,6 +364,7 @@ func (l *lab) spawn(name string, args ...string) (*exec.Cmd, error) {
 	return c, nil
 }
 
+// stop ends all processes and waits for them.
 func (l *lab) stop() {
 	for _, c := range l.running {
 		_ = c.Process.Signal(syscall.SIGTERM)
@@ -365,6 +374,7 @@ func (l *lab) stop() {
 		_ = c.Wait()
 		t.Stop()
 	}
+	l.running = nil
 }
 
 // measure has all proxies serve one load, for some rounds.
@@ -395,9 +405,7 @@ func (l *lab) measure(ctx context.Context, s scenario) (all []round, err error) 
 		if n > 0 {
 			all = append(all, r)
 		}
-		fmt.Fprintf(os.Stderr, "\r%s: round %d of %d ", s.name, n, *rounds)
 	}
-	fmt.Fprintf(os.Stderr, "\r\033[K")
 	return all, nil
 }
 

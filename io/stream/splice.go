@@ -10,8 +10,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pipeSize is how much a splice moves at most in one piece.
-const pipeSize = 256 << 10
+// pipeSize is the size of a pipe in pages, each of which may hold a larger piece of
+// memory than a page: pieceSize is how much a splice moves at most.
+const (
+	pipeSize  = 256 << 10
+	pieceSize = 1 << 20
+)
 
 // pipes keeps pipes for splice: making one costs more than moving a small body.
 var pipes = sync.Pool{}
@@ -52,7 +56,7 @@ func Splice(dst, src *Conn, n, idle, by int64, progress func(int64)) (moved int6
 	}()
 	pr, pw := int(p.r.Fd()), int(p.w.Fd())
 	for n != 0 {
-		most := int64(pipeSize)
+		most := int64(pieceSize)
 		if n > 0 {
 			most = min(most, n)
 		}
