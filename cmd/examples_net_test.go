@@ -1,0 +1,357 @@
+package cmd_test
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/lbgraph/lbgraph/internal/flood"
+	"github.com/lbgraph/lbgraph/io/netnstest"
+)
+
+// A stage is a namespace in which an example runs as it stands, with its own ports.
+type stage struct {
+	*netnstest.NS
+	t   *testing.T
+	bin string
+	log lockedBuffer
+}
+
+func newStage(t *testing.T) *stage {
+	t.Helper()
+	return &stage{NS: netnstest.New(t), t: t, bin: build(t)}
+}
+
+// daemon runs lbgraph run with a file and waits until it does.
+func (s *stage) daemon(args ...string) *exec.Cmd {
+	s.t.Helper()
+	c := exec.Command(s.bin, append([]string{"run"}, args...)...)
+	c.Stderr = &s.log
+	s.Start(c)
+	s.until("the daemon runs", func() bool { return strings.Contains(s.log.String(), "\trunning") })
+	return c
+}
+
+// backend runs lbgraph demo backend and waits until it listens on all of its ports.
+func (s *stage) backend(args ...string) *exec.Cmd {
+	s.t.Helper()
+	c := exec.Command(s.bin, append([]string{"demo", "backend"}, args...)...)
+	var out lockedBuffer
+	c.Stdout, c.Stderr = &out, &s.log
+	want := 0
+	for i, a := range args {
+		if a == "--http" || a == "--tcp" {
+			low, high, is := strings.Cut(args[i+1], "-")
+			want++
+			if is {
+				lo, _ := strconv.Atoi(low)
+				hi, _ := strconv.Atoi(high)
+				want += hi - lo
+			}
+		}
+	}
+	s.Start(c)
+	s.until("the backend listens", func() bool { return strings.Count(out.String(), " answers ") >= want })
+	return c
+}
+
+// kill ends a process as a crash does.
+func kill(c *exec.Cmd) {
+	_ = c.Process.Kill()
+	_ = c.Wait()
+}
+
+func (s *stage) until(what string, ok func() bool) {
+	s.t.Helper()
+	for end := time.Now().Add(30 * time.Second); !ok(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(end) {
+			s.t.Fatalf("it does not come to that: %s; the log:\n%s", what, s.log.String())
+		}
+	}
+}
+
+// curl answers what curl writes; what it fails with is an error of the test.
+func (s *stage) curl(args ...string) string {
+	s.t.Helper()
+	out, err := s.Try("curl", append([]string{"-sS", "-m", "20"}, args...)...)
+	if err != nil {
+		s.t.Errorf("curl %v: %v; the log:\n%s", args, err, s.log.String())
+	}
+	return out
+}
+
+// who counts the answers, by name, of n requests of curl on one connection.
+func (s *stage) who(n int, url string, args ...string) map[string]int {
+	s.t.Helper()
+	by := map[string]int{}
+	for _, l := range strings.Fields(s.curl(append(args, fmt.Sprintf("%s?[1-%d]", url, n))...)) {
+		by[l]++
+	}
+	return by
+}
+
+// flood puts load on and answers what came of it.
+func (s *stage) flood(args ...string) *flood.Result {
+	s.t.Helper()
+	c := exec.Command("nsenter", append([]string{"--net=" + s.Path(), s.bin, "demo", "flood", "-o", "json", "--quiet"}, args...)...)
+	out, err := c.Output()
+	var r flood.Result
+	if bad := json.Unmarshal(out, &r); bad != nil {
+		s.t.Errorf("flood %v: %v, %v: %s", args, err, bad, out)
+	}
+	var e *exec.ExitError
+	if (err != nil) == r.OK() || err != nil && (!errors.As(err, &e) || e.ExitCode() != 1) {
+		s.t.Errorf("flood %v: %v: %s", args, err, out)
+	}
+	return &r
+}
+
+// TestNetExampleSimple: what examples/simple.hcl promises: in turn, to both; checks by
+// GET and by connect; a backend that is killed gets nothing more and comes back.
+func TestNetExampleSimple(t *testing.T) {
+	s := newStage(t)
+	s.backend("--name", "web-1", "--http", "8081", "--latency", "2ms")
+	web2 := s.backend("--name", "web-2", "--http", "8082", "--latency", "2ms")
+	s.backend("--name", "echo-1", "--tcp", "8091", "--latency", "2ms")
+	echo2 := s.backend("--name", "echo-2", "--tcp", "8092", "--latency", "2ms")
+	s.daemon("../examples/simple.hcl")
+
+	const web, tcp = "http://127.0.0.1:8080/", "tcp://127.0.0.1:8090"
+	even := func(by map[string]int64, a, b string, n int64) bool { return by[a] == n/2 && by[b] == n/2 && len(by) == 2 }
+	s.until("all is known of the backends", func() bool {
+		return strings.Count(s.log.String(), "a backend changes its state") >= 4
+	})
+	if by := s.who(20, web); by["web-1"] != 10 || by["web-2"] != 10 {
+		t.Errorf("curl is answered by %v", by)
+	}
+	if r := s.flood(web, "-n", "1000"); !r.OK() || !even(r.AnsweredBy, "web-1", "web-2", 1000) {
+		t.Errorf("HTTP: %+v", r)
+	}
+	if r := s.flood(tcp, "-n", "200", "--per-request"); !r.OK() || !even(r.AnsweredBy, "echo-1", "echo-2", 200) {
+		t.Errorf("TCP: %+v", r)
+	}
+
+	// One of each dies.
+	kill(web2)
+	kill(echo2)
+	s.until("HTTP goes to the other", func() bool { return s.who(6, web)["web-1"] == 6 })
+	if r := s.flood(web, "-n", "200"); !r.OK() || r.AnsweredBy["web-1"] != 200 {
+		t.Errorf("HTTP: %+v", r)
+	}
+	if r := s.flood(tcp, "-n", "100", "--per-request"); !r.OK() || r.AnsweredBy["echo-1"] != 100 {
+		t.Errorf("TCP: %+v", r)
+	}
+
+	// A GET finds out what a connect does not.
+	sick := s.backend("--name", "sick", "--http", "8082", "--status", "503")
+	for end := time.Now().Add(4 * time.Second); time.Now().Before(end); {
+		if by := s.who(10, web); by["web-1"] != 10 {
+			t.Fatalf("a backend that answers 503 to its check takes part: %v", by)
+		}
+	}
+	kill(sick)
+
+	// They come back.
+	s.backend("--name", "web-2", "--http", "8082", "--latency", "2ms")
+	s.backend("--name", "echo-2", "--tcp", "8092", "--latency", "2ms")
+	s.until("web-2 answers again", func() bool { return s.who(10, web)["web-2"] > 0 })
+	s.until("echo-2 answers again", func() bool { return s.flood(tcp, "-n", "10", "--per-request").AnsweredBy["echo-2"] > 0 })
+	s.until("web-2 has its share again", func() bool { r := s.flood(web, "-n", "100"); return r.OK() && even(r.AnsweredBy, "web-1", "web-2", 100) })
+}
+
+// The admin block that a test adds to an example, to give orders by.
+func (s *stage) socket(file string) (copied, socket string) {
+	s.t.Helper()
+	socket = s.t.TempDir() + "/admin.sock"
+	b, err := os.ReadFile(file)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return write(s.t, "lb.hcl", string(b)+fmt.Sprintf("\nadmin { socket = %q }\n", socket)), socket
+}
+
+// TestNetKilledAndDrained: under load a backend that is killed costs at most what is in
+// flight on it, and nothing that may be asked again; one that is drained costs nothing,
+// nor does one that comes back.
+func TestNetKilledAndDrained(t *testing.T) {
+	s := newStage(t)
+	file, socket := s.socket("../examples/simple.hcl")
+	s.backend("--name", "web-1", "--http", "8081", "--latency", "10ms")
+	web2 := s.backend("--name", "web-2", "--http", "8082", "--latency", "10ms")
+	s.backend("--name", "echo-1", "--tcp", "8091", "--latency", "10ms")
+	echo2 := s.backend("--name", "echo-2", "--tcp", "8092", "--latency", "10ms")
+	s.daemon(file)
+	const web, tcp, connections = "http://127.0.0.1:8080/", "tcp://127.0.0.1:8090", 10
+	floods := map[string][]string{
+		"GET":  {web},
+		"POST": {web + "upload", "--size", "100"},
+		"TCP":  {tcp, "--per-request"},
+		"long": {tcp}, // connections that stay on their backend
+	}
+	// under has all floods run while f does something, and some time before and after.
+	under := func(f func()) map[string]*flood.Result {
+		t.Helper()
+		results, mu, wg := map[string]*flood.Result{}, sync.Mutex{}, sync.WaitGroup{}
+		for name, args := range floods {
+			wg.Go(func() {
+				r := s.flood(append(args, "-c", fmt.Sprint(connections), "--rate", "200", "--duration", "5s", "--timeout", "20s")...)
+				mu.Lock()
+				defer mu.Unlock()
+				results[name] = r
+			})
+		}
+		time.Sleep(1500 * time.Millisecond)
+		f()
+		wg.Wait()
+		for name, r := range results {
+			if r.Requests != 1000 || r.Answered < 900 {
+				t.Errorf("%s: %+v", name, r)
+			}
+		}
+		return results
+	}
+	order := func(args ...string) {
+		t.Helper()
+		if out, err := s.Try(s.bin, append(args, "--socket", socket)...); err != nil {
+			t.Errorf("%v: %v: %s", args, err, out)
+		}
+	}
+
+	for name, r := range under(func() { kill(web2); kill(echo2) }) {
+		t.Logf("%s: %d of %d failed: %v", name, r.Failed, r.Requests, r.Errors)
+		// Each connection has one request in flight at most.
+		if r.Failed > connections || name == "GET" && r.Failed > 0 {
+			t.Errorf("killed, %s: %+v", name, r)
+		}
+		if r.AnsweredBy["web-1"]+r.AnsweredBy["echo-1"] <= r.AnsweredBy["web-2"]+r.AnsweredBy["echo-2"] {
+			t.Errorf("killed, %s: the other does not take over: %v", name, r.AnsweredBy)
+		}
+	}
+	floods["long"] = floods["TCP"]
+	for name, r := range under(func() {
+		s.backend("--name", "web-2", "--http", "8082", "--latency", "10ms")
+		s.backend("--name", "echo-2", "--tcp", "8092", "--latency", "10ms")
+	}) {
+		if !r.OK() {
+			t.Errorf("come back, %s: %+v", name, r)
+		}
+	}
+	s.until("both answer", func() bool {
+		return s.who(10, web)["web-2"] > 0 && s.flood(tcp, "-n", "10", "--per-request").AnsweredBy["echo-2"] > 0
+	})
+	floods["long"] = []string{tcp}
+	for name, r := range under(func() { order("backend", "drain", "web/web-2"); order("backend", "drain", "echo/echo-2") }) {
+		if !r.OK() || r.AnsweredBy["web-2"]+r.AnsweredBy["echo-2"] == 0 {
+			t.Errorf("drained, %s: %+v", name, r)
+		}
+	}
+	if r := s.flood(web, "-n", "200"); !r.OK() || r.AnsweredBy["web-1"] != 200 {
+		t.Errorf("a drained backend answers: %v", r.AnsweredBy)
+	}
+	if r := s.flood(tcp, "-n", "100", "--per-request"); !r.OK() || r.AnsweredBy["echo-1"] != 100 {
+		t.Errorf("a drained backend answers: %v", r.AnsweredBy)
+	}
+	for name, r := range under(func() { order("backend", "enable", "web/web-2"); order("backend", "enable", "echo/echo-2") }) {
+		if !r.OK() {
+			t.Errorf("enabled, %s: %+v", name, r)
+		}
+	}
+}
+
+// TestNetExampleHTTPS: examples/https.hcl and the commands of its comment: HTTP/1.1 and
+// HTTP/2 over TLS, a certificate that is checked, plain HTTP that is led to it.
+func TestNetExampleHTTPS(t *testing.T) {
+	s := newStage(t)
+	dir := t.TempDir()
+	cert, key := dir+"/www.crt", dir+"/www.key"
+	s.Exec("openssl", strings.Fields("req -x509 -newkey rsa:2048 -nodes -keyout "+key+" -out "+cert+" -days 30 -subj /CN=localhost -addext subjectAltName=DNS:localhost")...)
+	s.backend("--http", "8081-8082")
+	s.daemon("../examples/https.hcl", "-var", "cert="+cert, "-var", "key="+key)
+	for _, version := range []string{"--http1.1", "--http2"} {
+		out := s.curl("--cacert", cert, version, "-D", "-", "https://localhost:8443/")
+		if !strings.Contains(out, "\nstrict-transport-security: max-age=86400") && !strings.Contains(out, "\nStrict-Transport-Security: max-age=86400") ||
+			!strings.Contains(out, "127.0.0.1:808") || strings.HasPrefix(out, "HTTP/2 200") != (version == "--http2") {
+			t.Errorf("%s: %s", version, out)
+		}
+	}
+	if by := s.who(10, "https://localhost:8443/", "--cacert", cert); by["127.0.0.1:8081"] != 5 || by["127.0.0.1:8082"] != 5 {
+		t.Errorf("answered by %v", by)
+	}
+	if out := s.curl("--cacert", cert, "-L", "-w", "%{url_effective} %{num_redirects}", "http://localhost:8080/status/201?a=b"); !strings.HasSuffix(out, "https://localhost:8443/status/201?a=b 1") {
+		t.Errorf("%s", out)
+	}
+	if out, err := s.Try("curl", "-sS", "-m", "20", "https://localhost:8443/"); err == nil {
+		t.Errorf("a certificate that nobody vouches for is taken: %s", out)
+	}
+	if r := s.flood("https://localhost:8443/", "--insecure", "-n", "300", "--per-request"); !r.OK() || r.AnsweredBy["127.0.0.1:8081"] != 150 {
+		t.Errorf("%+v", r)
+	}
+}
+
+// TestNetExampleHosts: examples/hosts.hcl: two hosts, three backends each; 100 requests
+// at most at the same time; a backend that is slow gets fewer.
+func TestNetExampleHosts(t *testing.T) {
+	s := newStage(t)
+	s.backend("--http", "9001-9002", "--http", "9011-9013", "--latency", "5ms")
+	slow := s.backend("--http", "9003", "--latency", "200ms")
+	s.daemon("../examples/hosts.hcl")
+	const url = "http://127.0.0.1:8080/"
+	if out := s.curl("http://api.localhost:8080/", "http://www.localhost:8080/", "http://localhost:8080/"); strings.Count(out, "127.0.0.1:900") != 1 || strings.Count(out, "127.0.0.1:901") != 2 {
+		t.Errorf("%s", out)
+	}
+	if out := s.curl("-o", "/dev/null", "-w", "%{http_code}", "-H", "Host: other.localhost", url); out != "404" {
+		t.Errorf("another host: %s", out)
+	}
+	// Least connections: of what is slow each takes forty times as long.
+	r := s.flood(url, "--host", "api.localhost", "-c", "12", "-n", "2000")
+	by := r.AnsweredBy
+	if !r.OK() || len(by) != 3 || by["127.0.0.1:9003"]*3 > by["127.0.0.1:9001"] || by["127.0.0.1:9003"]*3 > by["127.0.0.1:9002"] {
+		t.Errorf("least connections: %v, %v", by, r.Errors)
+	}
+	if r = s.flood(url, "--host", "www.localhost", "-c", "12", "-n", "600"); !r.OK() || len(r.AnsweredBy) != 3 || r.AnsweredBy["127.0.0.1:9011"] < 100 {
+		t.Errorf("%+v", r)
+	}
+	// 150 at the same time, for longer than anybody may wait: 100 are in flight, others get 503.
+	kill(slow)
+	s.backend("--http", "9003", "--latency", "5ms")
+	s.flood(url, "-n", "1", "--host", "www.localhost")
+	x := newStage(t)
+	for _, ports := range []string{"9001-9003", "9011-9013"} {
+		x.backend("--http", ports, "--latency", "400ms")
+	}
+	x.daemon("../examples/hosts.hcl")
+	r = x.flood(url, "--host", "api.localhost", "-c", "150", "-n", "150", "--timeout", "30s")
+	if r.Errors["status 503"] != r.Failed || r.Failed == 0 || r.Answered < 100 {
+		t.Errorf("150 at the same time: %+v", r)
+	}
+	if r = x.flood(url, "--host", "api.localhost", "-c", "100", "-n", "200", "--timeout", "30s"); !r.OK() {
+		t.Errorf("100 at the same time: %+v", r)
+	}
+	if out := x.curl("-D", "-", "-o", "/dev/null", "-H", "Host: api.localhost", url); !strings.HasPrefix(out, "HTTP/1.1 200") {
+		t.Errorf("%s", out)
+	}
+}
+
+// dial opens a connection in the namespace.
+func (s *stage) dial(network, addr string) (c net.Conn, err error) {
+	s.Do(func() { c, err = net.Dial(network, addr) })
+	return c, err
+}
+
+// stop ends a daemon as SIGTERM does.
+func (s *stage) stop(c *exec.Cmd) {
+	s.t.Helper()
+	_ = c.Process.Signal(syscall.SIGTERM)
+	if err := c.Wait(); err != nil {
+		s.t.Errorf("%v: %s", err, s.log.String())
+	}
+}
