@@ -1,18 +1,31 @@
 package cmd_test
 
 import (
+	"bufio"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/coder/websocket"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
 
 	"github.com/lbgraph/lbgraph/internal/flood"
 	"github.com/lbgraph/lbgraph/io/netnstest"
@@ -126,7 +139,9 @@ func TestNetExampleSimple(t *testing.T) {
 	s.daemon("../examples/simple.hcl")
 
 	const web, tcp = "http://127.0.0.1:8080/", "tcp://127.0.0.1:8090"
-	even := func(by map[string]int64, a, b string, n int64) bool { return by[a] == n/2 && by[b] == n/2 && len(by) == 2 }
+	even := func(by map[string]int64, a, b string, n int64) bool {
+		return by[a] == n/2 && by[b] == n/2 && len(by) == 2
+	}
 	s.until("all is known of the backends", func() bool {
 		return strings.Count(s.log.String(), "a backend changes its state") >= 4
 	})
@@ -165,7 +180,10 @@ func TestNetExampleSimple(t *testing.T) {
 	s.backend("--name", "echo-2", "--tcp", "8092", "--latency", "2ms")
 	s.until("web-2 answers again", func() bool { return s.who(10, web)["web-2"] > 0 })
 	s.until("echo-2 answers again", func() bool { return s.flood(tcp, "-n", "10", "--per-request").AnsweredBy["echo-2"] > 0 })
-	s.until("web-2 has its share again", func() bool { r := s.flood(web, "-n", "100"); return r.OK() && even(r.AnsweredBy, "web-1", "web-2", 100) })
+	s.until("web-2 has its share again", func() bool {
+		r := s.flood(web, "-n", "100")
+		return r.OK() && even(r.AnsweredBy, "web-1", "web-2", 100)
+	})
 }
 
 // The admin block that a test adds to an example, to give orders by.
@@ -245,8 +263,8 @@ func TestNetKilledAndDrained(t *testing.T) {
 			t.Errorf("come back, %s: %+v", name, r)
 		}
 	}
-	s.until("both answer", func() bool {
-		return s.who(10, web)["web-2"] > 0 && s.flood(tcp, "-n", "10", "--per-request").AnsweredBy["echo-2"] > 0
+	s.until("both have their shares", func() bool { // of 10 long connections some are on each, then
+		return s.who(20, web)["web-2"] > 8 && s.flood(tcp, "-n", "20", "--per-request").AnsweredBy["echo-2"] > 8
 	})
 	floods["long"] = []string{tcp}
 	for name, r := range under(func() { order("backend", "drain", "web/web-2"); order("backend", "drain", "echo/echo-2") }) {
@@ -302,7 +320,7 @@ func TestNetExampleHTTPS(t *testing.T) {
 func TestNetExampleHosts(t *testing.T) {
 	s := newStage(t)
 	s.backend("--http", "9001-9002", "--http", "9011-9013", "--latency", "5ms")
-	slow := s.backend("--http", "9003", "--latency", "200ms")
+	s.backend("--http", "9003", "--latency", "200ms")
 	s.daemon("../examples/hosts.hcl")
 	const url = "http://127.0.0.1:8080/"
 	if out := s.curl("http://api.localhost:8080/", "http://www.localhost:8080/", "http://localhost:8080/"); strings.Count(out, "127.0.0.1:900") != 1 || strings.Count(out, "127.0.0.1:901") != 2 {
@@ -321,9 +339,6 @@ func TestNetExampleHosts(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 	// 150 at the same time, for longer than anybody may wait: 100 are in flight, others get 503.
-	kill(slow)
-	s.backend("--http", "9003", "--latency", "5ms")
-	s.flood(url, "-n", "1", "--host", "www.localhost")
 	x := newStage(t)
 	for _, ports := range []string{"9001-9003", "9011-9013"} {
 		x.backend("--http", ports, "--latency", "400ms")
@@ -342,16 +357,341 @@ func TestNetExampleHosts(t *testing.T) {
 }
 
 // dial opens a connection in the namespace.
-func (s *stage) dial(network, addr string) (c net.Conn, err error) {
+func (s *stage) dial(_ context.Context, network, addr string) (c net.Conn, err error) {
 	s.Do(func() { c, err = net.Dial(network, addr) })
 	return c, err
 }
 
-// stop ends a daemon as SIGTERM does.
-func (s *stage) stop(c *exec.Cmd) {
+// listen opens a socket in the namespace.
+func (s *stage) listen(addr string) (l net.Listener) {
 	s.t.Helper()
-	_ = c.Process.Signal(syscall.SIGTERM)
-	if err := c.Wait(); err != nil {
-		s.t.Errorf("%v: %s", err, s.log.String())
+	var err error
+	s.Do(func() { l, err = net.Listen("tcp", addr) })
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(func() { _ = l.Close() })
+	return l
+}
+
+// TestNetExampleStreaming: examples/streaming.hcl: WebSockets, events and gRPC by one
+// port, each with a client that does nothing else.
+func TestNetExampleStreaming(t *testing.T) {
+	s := newStage(t)
+	s.backend("--http", "8081-8082", "--every", "300ms")
+	health := health.NewServer()
+	for _, port := range []string{"50051", "50052"} {
+		l, srv := s.listen("127.0.0.1:"+port), grpc.NewServer(grpc.UnknownServiceHandler(func(_ any, call grpc.ServerStream) error {
+			for { // both ways: what comes goes back
+				var m healthpb.HealthCheckRequest
+				if err := call.RecvMsg(&m); err != nil {
+					return nil
+				}
+				if err := call.SendMsg(&m); err != nil {
+					return err
+				}
+			}
+		}))
+		healthpb.RegisterHealthServer(srv, health)
+		go func() { _ = srv.Serve(l) }()
+		t.Cleanup(srv.Stop)
+	}
+	daemon := s.daemon("../examples/streaming.hcl")
+	const addr = "127.0.0.1:8080"
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Second)
+	defer cancel()
+	s.until("all is known of the backends", func() bool {
+		return strings.Count(s.log.String(), "a backend changes its state") >= 4
+	})
+
+	// WebSockets, on both backends; they stay open beside the others.
+	client := &http.Client{Transport: &http.Transport{DialContext: s.dial}}
+	by := map[string]int{}
+	var open []*websocket.Conn
+	for range 4 {
+		c, r, err := websocket.Dial(ctx, "ws://"+addr+"/echo", &websocket.DialOptions{HTTPClient: client})
+		if err != nil {
+			t.Fatalf("%v; the log:\n%s", err, s.log.String())
+		}
+		by[r.Header.Get("Server")]++
+		open = append(open, c)
+	}
+	if len(by) != 2 {
+		t.Errorf("WebSockets go to %v", by)
+	}
+	talk := func() {
+		t.Helper()
+		for i, c := range open {
+			want := fmt.Sprintf("%d %s", i, strings.Repeat("x", 3000*i))
+			if err := c.Write(ctx, websocket.MessageText, []byte(want)); err != nil {
+				t.Error(err)
+			}
+			if _, b, err := c.Read(ctx); err != nil || string(b) != want {
+				t.Errorf("%d bytes, %v", len(b), err)
+			}
+		}
+	}
+	talk()
+
+	// Events come when they happen, not when the answer is over.
+	begun := time.Now()
+	r, err := client.Get("http://" + addr + "/events/4")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Body.Close()
+	text := bufio.NewScanner(r.Body)
+	var last time.Duration
+	n := 0
+	for text.Scan() {
+		if strings.HasPrefix(text.Text(), "id: ") {
+			n++
+			last = time.Since(begun)
+			if n == 1 && r.Header.Get("Content-Type") != "text/event-stream" {
+				t.Errorf("%v", r.Header)
+			}
+			if n < 4 { // the server is not done with the next one
+				if early := time.Duration(n) * 300 * time.Millisecond; last < early-300*time.Millisecond {
+					t.Errorf("event %d after %v", n, last)
+				}
+			}
+		}
+	}
+	if n != 4 || last < 900*time.Millisecond || text.Err() != nil {
+		t.Errorf("%d events, the last after %v, %v", n, last, text.Err())
+	}
+	// And the first of an endless stream, which never is over.
+	endless, err := client.Get("http://" + addr + "/events")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer endless.Body.Close()
+	if line, err := bufio.NewReader(endless.Body).ReadString('\n'); line != "id: 1\n" {
+		t.Errorf("%q, %v", line, err)
+	}
+
+	// gRPC: calls; a stream of the server's and one both ways, silent for longer than an
+	// answer may take to begin and a body may rest elsewhere.
+	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, a string) (net.Conn, error) { return s.dial(ctx, "tcp", a) }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	c := healthpb.NewHealthClient(conn)
+	for range 10 {
+		if res, err := c.Check(ctx, &healthpb.HealthCheckRequest{}); err != nil || res.Status != healthpb.HealthCheckResponse_SERVING {
+			t.Fatalf("%v, %v; the log:\n%s", res, err, s.log.String())
+		}
+	}
+	if _, err := c.Check(ctx, &healthpb.HealthCheckRequest{Service: "none"}); status.Code(err) != codes.NotFound {
+		t.Errorf("%v", err)
+	}
+	w, err := c.Watch(ctx, &healthpb.HealthCheckRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	both, err := conn.NewStream(ctx, &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}, "/test.Talk/Talk")
+	if err != nil {
+		t.Fatal(err)
+	}
+	say := func(text string) {
+		t.Helper()
+		var back healthpb.HealthCheckRequest
+		if err := both.SendMsg(&healthpb.HealthCheckRequest{Service: text}); err != nil {
+			t.Error(err)
+		}
+		if err := both.RecvMsg(&back); err != nil || back.Service != text {
+			t.Errorf("%q, %v", back.Service, err)
+		}
+	}
+	say("one")
+	states := []healthpb.HealthCheckResponse_ServingStatus{1, 2, 1}
+	for i, want := range states {
+		if m, err := w.Recv(); err != nil || m.Status != want {
+			t.Fatalf("event %d: %v, %v", i, m, err)
+		}
+		if i == 1 {
+			time.Sleep(8 * time.Second)
+			say("two")
+		}
+		if i+1 < len(states) {
+			health.SetServingStatus("", states[i+1])
+		}
+	}
+
+	talk()
+	for _, c := range open {
+		if err := c.Close(websocket.StatusNormalClosure, ""); err != nil {
+			t.Error(err)
+		}
+	}
+	_ = endless.Body.Close()
+	cancel() // the stream of gRPC
+	_ = conn.Close()
+	client.CloseIdleConnections()
+	_ = daemon.Process.Signal(syscall.SIGTERM)
+	if err := daemon.Wait(); err != nil {
+		t.Errorf("%v: %s", err, s.log.String())
+	}
+}
+
+// TestNetExampleTwoTier: examples/two-tier.hcl over real AF_XDP, with the commands of its
+// comment on two stream balancers: from a client by the VIP through the tunnel to one of
+// them, and on to a web server that learns who the client is. The answer comes straight
+// from the stream balancer. One of them goes, and the other has all.
+func TestNetExampleTwoTier(t *testing.T) {
+	const vip, client = "203.0.113.80", "198.51.100.7"
+	edge := newStage(t)
+	on := func() *stage { return &stage{NS: netnstest.New(t), t: t, bin: edge.bin} }
+	router, user, web := on(), on(), on()
+	join := func(ns *stage, addrs []string, name, gateway string, mtu int) {
+		netnstest.Veth(netnstest.End{NS: ns.NS, Name: "eth0", Addrs: addrs, MTU: mtu}, netnstest.End{NS: router.NS, Name: name, Addrs: []string{gateway + "/24"}, MTU: mtu})
+		ns.Route("0.0.0.0/0", gateway, "")
+	}
+	join(edge, []string{"192.0.2.2/24"}, "edge", "192.0.2.1", 1500)
+	join(user, []string{client + "/24"}, "user", "198.51.100.1", 1500)
+	join(web, []string{"10.0.9.1/24", "10.0.9.2/24"}, "web", "10.0.9.254", 1500)
+	router.Sysctl("net.ipv4.ip_forward", "1")
+	router.Route(vip+"/32", "192.0.2.2", "")
+	for _, a := range []string{"10.0.9.1", "10.0.9.2"} {
+		for _, port := range []string{"8001", "8002"} {
+			l := web.listen(a + ":" + port)
+			srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				from, _, _ := net.SplitHostPort(r.RemoteAddr)
+				_, _ = fmt.Fprintf(w, "%s:%s asked by %s for %s\n", a, port, from, r.Header.Get("X-Forwarded-For"))
+			})}
+			go func() { _ = srv.Serve(l) }()
+			t.Cleanup(func() { _ = srv.Close() })
+		}
+	}
+	var tier []*exec.Cmd
+	for i := 1; i <= 2; i++ {
+		s := on()
+		join(s, []string{fmt.Sprintf("10.0.%d.2/24", i)}, fmt.Sprint("streams", i), fmt.Sprintf("10.0.%d.1", i), 1524)
+		s.Exec("ip", "addr", "add", vip+"/32", "dev", "lo")
+		decap := exec.Command(s.bin, "decap", "--interface", "eth0")
+		decap.Stderr = &s.log
+		s.Start(decap)
+		tier = append(tier, s.daemon("../examples/hosts.hcl", "-var", "address="+vip+":80", "-var", "domain=example.org",
+			"-var", "api=10.0.9.1:8001,10.0.9.2:8001", "-var", "www=10.0.9.1:8002,10.0.9.2:8002"))
+	}
+	edge.daemon("../examples/two-tier.hcl")
+	edge.until("both stream balancers are found to work", func() bool {
+		return strings.Count(edge.log.String(), "a backend changes its state") >= 2
+	})
+	ask := func(n int, host string) (by map[string]int) {
+		by = map[string]int{}
+		for range n { // a connection each
+			out, err := user.Try("curl", "-sS", "-m", "5", "-H", "Host: "+host, "http://"+vip+"/")
+			if err != nil {
+				out = err.Error()
+			}
+			by[strings.TrimSpace(out)]++
+		}
+		return by
+	}
+	// count adds up the answers that have some words.
+	count := func(by map[string]int, words string) (n int) {
+		for line, k := range by {
+			if strings.Contains(line, words) {
+				n += k
+			}
+		}
+		return n
+	}
+	for host, port := range map[string]string{"api.example.org": ":8001", "www.example.org": ":8002"} {
+		by := ask(30, host)
+		for _, words := range []string{port + " asked by ", " for " + client} {
+			if count(by, words) != 30 {
+				t.Errorf("%s: %v", host, by)
+			}
+		}
+		for _, words := range []string{"10.0.9.1:", "10.0.9.2:", "by 10.0.1.2 ", "by 10.0.2.2 "} {
+			if count(by, words) == 0 {
+				t.Errorf("%s: nothing is %s: %v", host, words, by)
+			}
+		}
+	}
+	if by := ask(1, "other.example.org"); len(by) != 1 || by["404 Not Found"] != 1 {
+		t.Errorf("another host: %v", by)
+	}
+	// Many bytes each way: segments fit the tunnel.
+	if out, err := user.Try("sh", "-c", "head -c 300000 /dev/zero | curl -sS -m 20 -H 'Host: api.example.org' --data-binary @- http://"+vip+"/"); err != nil || !strings.Contains(out, "for "+client) {
+		t.Errorf("an upload: %v: %s", err, out)
+	}
+	kill(tier[0])
+	edge.until("the other has all", func() bool { by := ask(10, "api.example.org"); return count(by, "by 10.0.2.2 ") == 10 })
+	if by := ask(30, "api.example.org"); count(by, "by 10.0.2.2 ") != 30 {
+		t.Errorf("with one stream balancer: %v", by)
+	}
+}
+
+// TestNetExampleBackends: nginx and haproxy behind examples/hosts.hcl, beside a backend
+// of ours, under load: each has its share; nginx begins anew and closes connections as
+// it likes, haproxy ends, and no request fails.
+func TestNetExampleBackends(t *testing.T) {
+	for _, program := range []string{"nginx", "haproxy"} {
+		if _, err := exec.LookPath(program); err != nil {
+			t.Skip("missing: " + program)
+		}
+	}
+	s := newStage(t)
+	dir := t.TempDir()
+	nginx := write(t, "nginx.conf", fmt.Sprintf(`
+daemon off;
+pid %[1]s/nginx.pid;
+error_log %[1]s/error.log;
+worker_processes 1;
+events {}
+http {
+  access_log off;
+  client_body_temp_path %[1]s/body; proxy_temp_path %[1]s/proxy; fastcgi_temp_path %[1]s/fastcgi; uwsgi_temp_path %[1]s/uwsgi; scgi_temp_path %[1]s/scgi;
+  keepalive_requests 20;
+  server { listen 127.0.0.1:9001; location / { return 200 "nginx\n"; } }
+}
+`, dir))
+	haproxy := write(t, "haproxy.cfg", `
+defaults
+  mode http
+  timeout connect 5s
+  timeout client 30s
+  timeout server 30s
+frontend f
+  bind 127.0.0.1:9002
+  default_backend b
+backend b
+  http-response set-header Server haproxy
+  server s 127.0.0.1:9101
+`)
+	front := exec.Command("nginx", "-p", dir, "-c", nginx, "-e", dir+"/error.log")
+	s.Start(front)
+	second := exec.Command("haproxy", "-db", "-f", haproxy)
+	s.Start(second)
+	s.backend("--http", "9003", "--http", "9101", "--http", "9011-9013", "--latency", "1ms")
+	s.daemon("../examples/hosts.hcl")
+	const url = "http://127.0.0.1:8080/"
+	s.until("all three answer", func() bool {
+		return len(s.flood(url, "--host", "api.localhost", "-n", "60", "-c", "6").AnsweredBy) == 3
+	})
+	begun := make(chan struct{})
+	go func() {
+		defer close(begun)
+		time.Sleep(1500 * time.Millisecond)
+		_ = front.Process.Signal(syscall.SIGHUP)
+		time.Sleep(1500 * time.Millisecond)
+		_ = second.Process.Signal(syscall.SIGUSR1) // a soft stop
+	}()
+	r := s.flood(url, "--host", "api.localhost", "--rate", "500", "-c", "20", "-d", "5s", "--timeout", "20s")
+	<-begun
+	names := fmt.Sprint(slices.Sorted(maps.Keys(r.AnsweredBy)))
+	if !r.OK() || r.Answered != 2500 || !strings.HasPrefix(names, "[127.0.0.1:9003 haproxy nginx/") || len(r.AnsweredBy) != 3 {
+		t.Errorf("%+v", r)
+	}
+	if err := second.Wait(); err != nil {
+		t.Errorf("haproxy: %v", err)
+	}
+	if r := s.flood(url, "--host", "api.localhost", "-n", "300"); !r.OK() || r.AnsweredBy["haproxy"] > 0 {
+		t.Errorf("after haproxy has ended: %+v", r)
 	}
 }

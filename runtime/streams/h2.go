@@ -143,7 +143,7 @@ type h2exchange struct {
 
 	bodyBegun, begun, sent, ended, aborted bool
 	in, written                            int64
-	bodiless                               bool
+	armed, bodiless                        bool
 }
 
 func serveH2(w http.ResponseWriter, r *http.Request) {
@@ -279,6 +279,7 @@ func (x *h2exchange) Write(p []byte) error {
 func (x *h2exchange) write(p []byte) error {
 	x.sent = true
 	if t := x.c.client.HTTP.WriteTime; t > 0 {
+		x.armed = true
 		_ = x.rc.SetWriteDeadline(time.Now().Add(t)) // of a stream that is gone, the write tells
 	}
 	n, err := x.w.Write(p)
@@ -289,7 +290,12 @@ func (x *h2exchange) write(p []byte) error {
 // Flush is part of stream.Responder.
 func (x *h2exchange) Flush() error {
 	x.sent = true
-	return x.rc.Flush()
+	err := x.rc.Flush()
+	if x.armed { // it would end a stream that merely has nothing to write for a while
+		x.armed = false
+		_ = x.rc.SetWriteDeadline(time.Time{})
+	}
+	return err
 }
 
 // End is part of stream.Responder.

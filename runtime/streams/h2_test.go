@@ -239,6 +239,29 @@ func TestHTTP2Cut(t *testing.T) {
 	r.quiet()
 }
 
+// An answer that pauses for longer than a client may take to read is no client that
+// does not read.
+func TestHTTP2Pauses(t *testing.T) {
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		for range 3 {
+			fmt.Fprint(w, "event\n")
+			_ = http.NewResponseController(w).Flush()
+			time.Sleep(600 * time.Millisecond)
+		}
+	}))
+	defer srv.Close()
+	r := run(t, simple(in("write_timeout = \"200ms\""), addrOf(srv)))
+	res, err := h2client(t).Get("http://" + r.addr("in"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	if b, err := io.ReadAll(res.Body); string(b) != "event\nevent\nevent\n" || err != nil || res.ProtoMajor != 2 {
+		t.Errorf("%q, %v, %s", b, err, res.Proto)
+	}
+	r.quiet()
+}
+
 // A stop lets requests of HTTP/2 end.
 func TestHTTP2Stop(t *testing.T) {
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
