@@ -122,8 +122,15 @@ func TestReadmeCommands(t *testing.T) {
 		t.Fatalf("README.md shows %d commands", len(shown))
 	}
 	flag := regexp.MustCompile(` --?([a-z][a-z-]+)`)
+	sub := regexp.MustCompile(`^ ([a-z]+)`)
 	for _, m := range shown {
-		code, out, problem := run(m[1], "--help")
+		args := []string{m[1], "--help"}
+		if s := sub.FindStringSubmatch(m[2]); s != nil {
+			if _, out, _ := run(args...); strings.Contains(out, "\n  "+s[1]+" ") { // a command of a command
+				args = []string{m[1], s[1], "--help"}
+			}
+		}
+		code, out, problem := run(args...)
 		if code != 0 {
 			t.Errorf("README.md shows lbgraph %s: %s", m[1], problem)
 			continue

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -693,5 +694,84 @@ backend b
 	}
 	if r := s.flood(url, "--host", "api.localhost", "-n", "300"); !r.OK() || r.AnsweredBy["haproxy"] > 0 {
 		t.Errorf("after haproxy has ended: %+v", r)
+	}
+}
+
+// TestNetReadmeStreams: the commands of README.md's section on streams, word for word,
+// in their order, without privileges.
+func TestNetReadmeStreams(t *testing.T) {
+	s := newStage(t)
+	if _, err := exec.LookPath("python3"); err != nil {
+		t.Skip("missing: python3")
+	}
+	b, err := os.ReadFile("../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, _ := strings.Cut(string(b), "\n## Streams\n")
+	section, _, _ = strings.Cut(section, "\n## ")
+	var commands []string
+	for _, l := range strings.Split(section, "\n") {
+		if line, ok := strings.CutPrefix(l, "    "); ok {
+			commands = append(commands, line)
+		}
+	}
+	root, err := filepath.Abs("..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// what makes a command, with lbgraph in the PATH, as a user without privileges has it.
+	what := func(line, dir string) *exec.Cmd {
+		c := exec.Command("setpriv", "--no-new-privs", "--bounding-set=-all", "--inh-caps=-all", "sh", "-c", "exec "+line)
+		c.Dir = dir
+		c.Env = append(os.Environ(), "PATH="+filepath.Dir(s.bin)+":"+os.Getenv("PATH"))
+		c.Stdout, c.Stderr = &s.log, &s.log
+		return c
+	}
+	var daemon *exec.Cmd
+	saw := map[string]bool{}
+	for _, line := range commands {
+		kind, _, _ := strings.Cut(strings.TrimPrefix(line, "lbgraph "), " -")
+		switch {
+		case strings.HasPrefix(line, "python3 -m http.server "):
+			dir := t.TempDir()
+			port := line[len(line)-4:]
+			if err := os.WriteFile(filepath.Join(dir, "index.html"), []byte("python "+port+"\n"), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			s.Start(what(line, dir))
+			s.until(line, func() bool { _, err := s.Try("curl", "-s", "-m", "5", "http://127.0.0.1:"+port+"/"); return err == nil })
+		case strings.HasPrefix(line, "lbgraph run "):
+			if daemon != nil {
+				_ = daemon.Process.Signal(syscall.SIGTERM)
+				_ = daemon.Wait()
+			}
+			before := strings.Count(s.log.String(), "\trunning")
+			daemon = what(line, root)
+			s.Start(daemon)
+			s.until(line, func() bool { return strings.Count(s.log.String(), "\trunning") > before })
+		case strings.HasPrefix(line, "lbgraph demo backend "):
+			before := strings.Count(s.log.String(), " answers HTTP ")
+			s.Start(what(line, root))
+			s.until(line, func() bool { return strings.Count(s.log.String(), " answers HTTP ") == before+6 })
+		case strings.HasPrefix(line, "curl "):
+			kind = "curl"
+			if out, err := s.Try("sh", "-c", line); err != nil || out != "python 8001\npython 8002\n" {
+				t.Errorf("%s: %v: %s", line, err, out)
+			}
+		case strings.HasPrefix(line, "lbgraph demo flood "):
+			out, err := s.Try("sh", "-c", "PATH="+filepath.Dir(s.bin)+":$PATH; exec "+line+" --quiet")
+			for _, want := range []string{"answered     20000  ", "failed       0\n", " 99 %  ", "who answered\n", "  127.0.0.1:9001  ", "  127.0.0.1:9002  ", "  127.0.0.1:9003  "} {
+				if err != nil || !strings.Contains(out, want) {
+					t.Errorf("%s: %v, no %q in %s", line, err, want, out)
+				}
+			}
+		default:
+			t.Errorf("a command that this test does not know: %s", line)
+		}
+		saw[kind] = true
+	}
+	if len(commands) < 7 || !saw["run examples/hosts.hcl"] || !saw["curl"] {
+		t.Errorf("README.md shows %q", commands)
 	}
 }

@@ -164,6 +164,36 @@ func TestDemoBackendRefuses(t *testing.T) {
 	listening(t, a, "[::1]:"+port)
 }
 
+// TestRunStreamsRefuses: what a newcomer to streams most often has wrong: the error says
+// what, and what to do.
+func TestRunStreamsRefuses(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	for _, c := range []struct {
+		args, words string
+		code        int
+	}{
+		{"hosts.hcl -var address=" + l.Addr().String(), l.Addr().String() + `: .*address already in use: something else listens there \(ss -ltnp names it\)`, 3},
+		{"hosts.hcl -var address=192.0.2.250:80", `this machine does not have the address`, 3},
+		{"hosts.hcl -var address=8080", `Not an address with port`, 1},
+		{"hosts.hcl -var api=localhost:8001", `"address" cannot be "localhost". Write an IPv4 or IPv6 address`, 1},
+		{"hosts.hcl -var api=web", `"port" takes an integer, not the text "web"`, 1},
+		{"hosts.hcl -var domian=example.org", `Did you mean "domain"\?`, 1},
+		{"https.hcl", `tls: open www.crt: no such file or directory; a relative path begins where lbgraph was started`, 3},
+		{"host.hcl", `No such file or directory. Check its name`, 1},
+	} {
+		args := strings.Fields(c.args)
+		args[0] = "../examples/" + args[0]
+		code, _, problem := run(append([]string{"run"}, args...)...)
+		if code != c.code || !regexp.MustCompile(c.words).MatchString(problem) {
+			t.Errorf("run %s: exit code %d: %s", c.args, code, problem)
+		}
+	}
+}
+
 // TestDemoFloodInterrupted: Ctrl-C ends the flood, which tells what it has seen, with
 // exit code 0; and the backend.
 func TestDemoFloodInterrupted(t *testing.T) {

@@ -276,7 +276,7 @@ func (d *Daemon) Run(ctx context.Context) (err error) {
 		close(stop)
 		<-watched
 	}()
-	d.log.Info("running", zap.String("file", path), zap.Int("graphs", len(d.engines)), zap.Int("controls", len(d.running())))
+	d.log.Info("running", zap.String("file", path), zap.Int("graphs", len(d.engines)), zap.Int("streams", len(d.StreamStats())), zap.Int("controls", len(d.running())))
 	d.say("READY=1", "STATUS=running "+path)
 	<-ctx.Done()
 	d.log.Info("stopping: traffic is sent elsewhere first")

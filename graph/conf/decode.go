@@ -497,7 +497,11 @@ func (d *decoder) value(val cty.Value, at hcl.Range, dst reflect.Value, f *field
 }
 
 func (d *decoder) wrongType(val cty.Value, at hcl.Range, t reflect.Type, name string) outcome {
-	d.fault(at, "Wrong type", "%q takes %s, not %s. %s", name, article(word(t)), article(ctyWord(val.Type())), howTo(t))
+	got := article(ctyWord(val.Type()))
+	if val.Type() == cty.String && val.IsKnown() && !val.IsNull() && len(val.AsString()) <= 40 { // it may have come from elsewhere
+		got = fmt.Sprintf("the text %q", val.AsString())
+	}
+	d.fault(at, "Wrong type", "%q takes %s, not %s. %s", name, article(word(t)), got, howTo(t))
 	return faulty
 }
 

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -121,6 +122,9 @@ func (s *Server) read() (changed bool, err error) {
 	same := s.content != nil
 	for i, name := range s.files() {
 		b, err := os.ReadFile(name)
+		if errors.Is(err, os.ErrNotExist) && !filepath.IsAbs(name) {
+			err = fmt.Errorf("%w; a relative path begins where lbgraph was started", err)
+		}
 		if err != nil {
 			return false, err
 		}

@@ -138,12 +138,28 @@ func bind(want graph.Listen) (*listener, error) {
 			for _, s := range l.sockets {
 				_ = s.Close()
 			}
-			return nil, err
+			return nil, remedy(want.Address, err)
 		}
 		l.sockets = append(l.sockets, s.(*net.TCPListener))
 		address = l.bound() // the port that the kernel chose, if it did
 	}
 	return l, nil
+}
+
+// remedy says what to do about an address that cannot be listened on.
+func remedy(a netip.AddrPort, err error) error {
+	var what string
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		what = "something else listens there (ss -ltnp names it). End that, or take another port"
+	case errors.Is(err, syscall.EADDRNOTAVAIL):
+		what = "this machine does not have the address. Add it to an interface, or take another one"
+	case errors.Is(err, syscall.EACCES):
+		what = "ports below 1024 need root or CAP_NET_BIND_SERVICE. Run as root, or take another port"
+	default:
+		return err
+	}
+	return fmt.Errorf("%s: %w: %s", a, errors.Unwrap(err), what)
 }
 
 // accept accepts connections of one socket until it is closed.
