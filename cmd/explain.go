@@ -1,12 +1,15 @@
 package cmd
 
 import (
+	"io"
 	"os"
 	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
+	"go.uber.org/zap"
 
+	"github.com/lbgraph/lbgraph/daemon"
 	"github.com/lbgraph/lbgraph/graph"
 	"github.com/lbgraph/lbgraph/graph/conf"
 	"github.com/lbgraph/lbgraph/graph/lang"
@@ -15,17 +18,26 @@ import (
 func init() { add(newExplain) }
 
 func newExplain(a *app) *cobra.Command {
+	var q question
+	var client string
 	c := &cobra.Command{
-		Use:   "explain KIND | FILE [GRAPH/]NODE",
-		Short: "Explain a kind, or what holds at a node of a file",
+		Use:   "explain KIND | FILE [GRAPH/]NODE | FILE URL",
+		Short: "Explain a kind, what holds at a node of a file, or a request's way",
 		Long: `With one argument: what a kind of node needs and gives, its arguments, outputs and
 counters. With two: which facts hold on the packets that come to a node of FILE,
-by which way they came to hold, and what leaves where.`,
+by which way they came to hold, and what leaves where.
+
+With a URL: which nodes a request would come to in FILE's streams, or a connection
+where the URL begins with tcp:, why, and which backend it would get, all backends being
+up and nobody else there. The listener is the one on the URL's port. lbgraph trace URL
+asks the daemon that runs the same.`,
 		Example: `  lbgraph explain mtu-check
   lbgraph explain lb.hcl mtu
-  lbgraph explain lb.hcl edge/mtu -o json`,
-		Args: takes("KIND or FILE", "[NODE]"),
+  lbgraph explain lb.hcl edge/mtu -o json
+  lbgraph explain examples/hosts.hcl http://api.example.org:8080/cart --client 198.51.100.7`,
+		Args: takes("KIND or FILE", "[NODE or URL]"),
 	}
+	q.flags(c, &client)
 	opts, asJSON := options(c), output(c)
 	c.ValidArgsFunction = func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 		var words []string
@@ -50,6 +62,13 @@ by which way they came to hold, and what leaves where.`,
 		o, err := opts()
 		if err != nil {
 			return err
+		}
+		if len(args) == 2 && strings.Contains(args[1], "://") {
+			q.URL = args[1]
+			if err := q.parse(client); err != nil {
+				return err
+			}
+			return a.explainRequest(args[0], q, o, js)
 		}
 		if len(args) == 2 {
 			return a.explainNode(args[0], args[1], o, js)
@@ -108,6 +127,25 @@ func (a *app) explainNode(path, name string, o lang.Options, js bool) error {
 		return err
 	}
 	return l.err()
+}
+
+func (a *app) explainRequest(path string, q question, o lang.Options, js bool) error {
+	l := load(path, o)
+	if err := a.tell(l); err != nil {
+		return err
+	}
+	if l.file == nil {
+		return l.err()
+	}
+	t, err := daemon.ExplainRequest(l.file, zap.NewNop(), q.Request)
+	if err != nil {
+		return misuse("%v", err)
+	}
+	if js {
+		return a.json(t, nil)
+	}
+	_, err = io.WriteString(a.out, wayOf(&t))
+	return err
 }
 
 // nodeNames answers the names of all nodes, with their graph where two have one.

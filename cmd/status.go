@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"net"
 	"slices"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -13,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/lbgraph/lbgraph/control/admin"
+	"github.com/lbgraph/lbgraph/graph"
 )
 
 func init() { add(newStatus) }
@@ -22,8 +25,8 @@ func newStatus(a *app) *cobra.Command {
 		Use:   "status",
 		Short: "Say how the daemon is, and its backends and routes",
 		Long: `Asks the daemon that runs for its health, the configuration in force and how reloads
-went, pools with their backends and tables, checks, routers, and what the graphs
-counted. With -o json it is all of it.`,
+went, pools with their backends and tables, checks, routers, and what graphs and
+streams counted; lbgraph top has the rates. With -o json it is all of it.`,
 		Example: `  lbgraph status
   lbgraph status -o json | jq -r '.pools[] | "\(.name) \(.digest)"'`,
 		Args: takes(),
@@ -78,7 +81,11 @@ func status(w io.Writer, s *admin.Status) error {
 			if x.Removed {
 				word += ", removed"
 			}
-			fmt.Fprintf(t, "  %s\t%s\t%s\t%s\tweight %d\n", strings.TrimPrefix(x.Name, p.Name+"/"), x.Address, word, x.Health, x.Weight)
+			address := x.Address
+			if x.Port != 0 {
+				address = net.JoinHostPort(x.Address, strconv.Itoa(x.Port))
+			}
+			fmt.Fprintf(t, "  %s\t%s\t%s\t%s\tweight %d\n", strings.TrimPrefix(x.Name, p.Name+"/"), address, word, x.Health, x.Weight)
 		}
 	}
 	_ = t.Flush()
@@ -94,8 +101,64 @@ func status(w io.Writer, s *admin.Status) error {
 			fmt.Fprintf(&b, "  dropped %s %d\n", reason, drops[reason])
 		}
 	}
-	_, err := io.WriteString(w, b.String())
+	var streams strings.Builder
+	streamStatus(&streams, s.Streams)
+	_, err := io.WriteString(w, b.String()+trimmed(streams.String()))
 	return err
+}
+
+// streamStatus prints what streams counted.
+func streamStatus(b *strings.Builder, all []graph.StreamStats) {
+	count := func(n uint64) string { return strconv.FormatUint(n, 10) }
+	table := func(indent string, write func(row func(...any))) {
+		t := tabwriter.NewWriter(b, 0, 0, 2, ' ', 0)
+		write(func(cells ...any) {
+			fmt.Fprintf(t, indent+strings.TrimSuffix(strings.Repeat("%v\t", len(cells)), "\t")+"\n", cells...)
+		})
+		_ = t.Flush()
+	}
+	for i := range all {
+		s := &all[i]
+		fmt.Fprintf(b, "\nstream %s\n", s.Stream)
+		table("  ", func(row func(...any)) {
+			for _, l := range s.Listeners {
+				row("listener "+l.Node, l.Address, plural(int(l.Connections), "connection"), fmt.Sprintf("%d accepted", l.Accepted), list(counted(l.Requests, "requests"), counted(l.Malformed, "of them unreadable"), counted(l.AcceptErrors, "not accepted")))
+			}
+		})
+		table("  ", func(row func(...any)) {
+			for j := range s.Routes {
+				if r := &s.Routes[j]; r.Sum() > 0 {
+					row("route "+r.Node, plural(int(r.Sum()), "session"), fmt.Sprintf("p50 %.1f ms", 1e3*graph.Quantile(&r.Latency, 0.5)), fmt.Sprintf("p99 %.1f ms", 1e3*graph.Quantile(&r.Latency, 0.99)), outcomes(r.Sessions, count))
+				}
+			}
+		})
+		for _, n := range s.Nodes {
+			for _, o := range n.Outputs {
+				if o.Drop && o.Packets > 0 {
+					fmt.Fprintf(b, "  dropped %s.%s %d\n", n.Name, o.Name, o.Packets)
+				}
+			}
+		}
+		for _, n := range s.Nodes {
+			for _, c := range n.Certificates {
+				fmt.Fprintf(b, "  certificate %s ends %s\n", c.File, c.NotAfter.Local().Format(time.DateTime))
+			}
+		}
+	}
+	if len(all) == 0 || len(all[0].Backends) == 0 {
+		return
+	}
+	b.WriteString("\nbackends of streams\n")
+	table("  ", func(row func(...any)) {
+		for i := range all[0].Backends { // each stream has all
+			x := &all[0].Backends[i]
+			word := ""
+			if x.Ejected {
+				word = "left out for failures"
+			}
+			row(x.Addr, fmt.Sprintf("%d active", x.Active), plural(int(x.Total), "session"), fmt.Sprintf("%d failed", x.Failures), fmt.Sprintf("%d retries", x.Retries), fmt.Sprintf("p50 %.1f ms", 1e3*graph.Quantile(&x.Latency, 0.5)), fmt.Sprintf("p99 %.1f ms", 1e3*graph.Quantile(&x.Latency, 0.99)), word)
+		}
+	})
 }
 
 // details prints what control blocks say, as far as it is for people.

@@ -62,7 +62,8 @@ type Daemon struct {
 	notify     notifier
 	background sync.WaitGroup          // what a reload left to be done
 	latch      func(step string) error // of tests
-	sampling   sync.Mutex              // while a command samples
+	sampling   sync.Mutex              // while a command samples packets
+	following  sync.Mutex              // while one samples sessions
 
 	mu   sync.Mutex // over a reload, and over the stop
 	file *graph.File

@@ -37,7 +37,7 @@ type teller struct {
 
 func tell(t testing.TB) *teller {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := net.Listen("tcp", "127.0.0.9:0")
 	if err != nil {
 		t.Fatal(err)
 	}

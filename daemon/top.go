@@ -6,6 +6,7 @@ import (
 
 	"github.com/lbgraph/lbgraph/control/admin"
 	"github.com/lbgraph/lbgraph/graph"
+	"github.com/lbgraph/lbgraph/io/stream"
 )
 
 // Top measures what the nodes do for a while, with every vector timed. Counts of
@@ -13,16 +14,26 @@ import (
 func (d *Daemon) Top(ctx context.Context, long time.Duration) (admin.Top, error) {
 	d.timeAll(1)
 	defer d.timeAll(-1)
-	before, begun := d.Stats(), time.Now()
+	before, streams, begun := d.Stats(), d.StreamStats(), time.Now()
 	select {
 	case <-time.After(long):
 	case <-ctx.Done():
 		return admin.Top{}, ctx.Err()
 	}
-	after := d.Stats()
-	t := admin.Top{Seconds: time.Since(begun).Seconds()}
+	after, now := d.Stats(), d.StreamStats()
+	t := admin.Top{Seconds: time.Since(begun).Seconds(), Graphs: []admin.TopGraph{}, Streams: []admin.TopStream{}, Backends: []admin.TopBackend{}}
 	for i := range after {
 		t.Graphs = append(t.Graphs, topGraph(&before[i], &after[i]))
+	}
+	for i := range now {
+		t.Streams = append(t.Streams, topStream(first(streams, func(s *graph.StreamStats) bool { return s.Stream == now[i].Stream }), &now[i]))
+	}
+	if len(now) > 0 {
+		was := first(streams, func(*graph.StreamStats) bool { return true }) // all have the same backends
+		for i := range now[0].Backends {
+			b := &now[0].Backends[i]
+			t.Backends = append(t.Backends, d.topBackend(first(was.Backends, func(x *graph.BackendStats) bool { return x.Addr == b.Addr }), b))
+		}
 	}
 	return t, nil
 }
@@ -80,4 +91,62 @@ func since(was, is uint64) uint64 {
 		return is
 	}
 	return is - was
+}
+
+// first answers the first that fits, or the zero value.
+func first[T any](all []T, fits func(*T) bool) *T {
+	for i := range all {
+		if fits(&all[i]) {
+			return &all[i]
+		}
+	}
+	return new(T)
+}
+
+func topStream(a, b *graph.StreamStats) admin.TopStream {
+	t := admin.TopStream{Stream: b.Stream, Listeners: []admin.TopListener{}, Routes: []admin.TopRoute{}, Nodes: []admin.TopStage{}}
+	for i := range b.Listeners {
+		y := &b.Listeners[i]
+		x := first(a.Listeners, func(l *graph.ListenerStats) bool { return l.Node == y.Node })
+		t.Listeners = append(t.Listeners, admin.TopListener{
+			Listener: y.Node, Address: y.Address.String(), Open: y.Connections, Active: y.Active, Connections: since(x.Accepted, y.Accepted),
+			Requests: since(x.Requests, y.Requests), Unreadable: since(x.Malformed, y.Malformed), BytesIn: since(x.In, y.In), BytesOut: since(x.Out, y.Out),
+		})
+	}
+	for i := range b.Routes {
+		y := &b.Routes[i]
+		x := first(a.Routes, func(r *graph.RouteStats) bool { return r.Node == y.Node })
+		r := admin.TopRoute{Route: y.Node}
+		for k := range r.Outcomes {
+			r.Outcomes[k] = since(x.Sessions[k], y.Sessions[k])
+		}
+		r.Sessions = since(x.Sum(), y.Sum())
+		r.P50, r.P99 = topTimes(&x.Latency, &y.Latency)
+		t.Routes = append(t.Routes, r)
+	}
+	for i := range b.Nodes {
+		y := &b.Nodes[i]
+		x := first(a.Nodes, func(n *graph.NodeStats) bool { return n.Name == y.Name })
+		t.Nodes = append(t.Nodes, admin.TopStage{Node: y.Name, Kind: y.Kind, Sessions: since(x.Packets, y.Packets), Dropped: since(drops(x), drops(y)), Values: y.Gauges})
+	}
+	return t
+}
+
+func (d *Daemon) topBackend(a, b *graph.BackendStats) admin.TopBackend {
+	t := admin.TopBackend{
+		Backend: b.Addr.String(), Name: backendName(d.Snapshot(), b.Addr, ""), Active: b.Active, Ejected: b.Ejected,
+		Sessions: since(a.Total, b.Total), Failures: since(a.Failures, b.Failures), Retries: since(a.Retries, b.Retries),
+	}
+	t.P50, t.P99 = topTimes(&a.Latency, &b.Latency)
+	return t
+}
+
+// topTimes answers what half, and 99 of 100, of what was counted in between took less
+// than, in milliseconds.
+func topTimes(a, b *[stream.HistogramBuckets]uint64) (p50, p99 float64) {
+	var d [stream.HistogramBuckets]uint64
+	for i := range d {
+		d[i] = since(a[i], b[i])
+	}
+	return 1e3 * graph.Quantile(&d, 0.5), 1e3 * graph.Quantile(&d, 0.99)
 }

@@ -1,6 +1,7 @@
 package graph
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -26,7 +27,17 @@ type (
 	StageInheritor interface{ Inherit(old stream.Stage) }
 	// StageCloser is told that no session will come to it any more.
 	StageCloser interface{ Close() error }
+	// StageExplainer says by which output a session would leave, or stream.Done, and
+	// why, in words. It changes nothing but s, and s is a mere question: its Client has
+	// no Conn, its Req neither Body nor Responder. A stage without it lets sessions
+	// pass by the output next, or else ends them.
+	StageExplainer interface {
+		Explain(s *stream.Session) (output int, says string)
+	}
 )
+
+// Pooled is a stage that gives sessions backends of one pool.
+type Pooled interface{ Pool() string }
 
 // Certified is a stage with certificates, which end some day.
 type Certified interface{ Certificates() []Certificate }
@@ -57,6 +68,32 @@ const (
 // String answers 1xx to 5xx, gone, cut, ended or failed.
 func (o Outcome) String() string {
 	return [Outcomes]string{"1xx", "2xx", "3xx", "4xx", "5xx", "gone", "cut", "ended", "failed"}[o]
+}
+
+// A Tally counts sessions by Outcome. In JSON it is an object of those that are not 0.
+type Tally [Outcomes]uint64
+
+// MarshalJSON is part of json.Marshaler.
+func (t Tally) MarshalJSON() ([]byte, error) {
+	m := map[string]uint64{}
+	for i, n := range t {
+		if n > 0 {
+			m[Outcome(i).String()] = n
+		}
+	}
+	return json.Marshal(m)
+}
+
+// UnmarshalJSON is part of json.Unmarshaler. Outcomes that are not known are left out.
+func (t *Tally) UnmarshalJSON(b []byte) error {
+	var m map[string]uint64
+	if err := json.Unmarshal(b, &m); err != nil {
+		return err
+	}
+	for i := range t {
+		t[i] = m[Outcome(i).String()]
+	}
+	return nil
 }
 
 // StreamStats is the counts of a stream block.
@@ -92,7 +129,7 @@ type RouteStats struct {
 	Node string
 	// Balances: it gives sessions a backend.
 	Balances bool
-	Sessions [Outcomes]uint64 // by Outcome
+	Sessions Tally
 	// Latency is what they took, but for connections that have left HTTP and
 	// requests that could not be read: see stream.Histogram.
 	Latency    [stream.HistogramBuckets]uint64

@@ -73,6 +73,27 @@ func (h *host) ChangeBackend(pool, name string, c Change) error {
 	h.told = append(h.told, fmt.Sprintf("%s/%s %s", pool, name, b))
 	return nil
 }
+func (h *host) StreamStats() []graph.StreamStats {
+	s := graph.StreamStats{Stream: "www", Accepted: 5, Routes: []graph.RouteStats{{Node: "web"}}}
+	s.Routes[0].Sessions[graph.ServerError] = 3
+	return []graph.StreamStats{s}
+}
+func (h *host) TraceRequest(q Request) (Session, error) {
+	if q.URL == "" {
+		return Session{}, NotFound("no listener fits")
+	}
+	return Session{Stream: "www", Node: q.Method + " " + q.URL, Client: q.Client.String()}, nil
+}
+func (h *host) SampleSessions(ctx context.Context, f SessionFilter, each func(Session)) error {
+	if f.Status == "odd" {
+		return errors.New("status is odd")
+	}
+	for range f.Count {
+		each(Session{Stream: "www", Path: f.Path, Client: f.Client.String()})
+	}
+	<-ctx.Done()
+	return nil
+}
 func (h *host) Trace(f Flow) (Traced, error) {
 	if f.Protocol == "" {
 		return Traced{}, errors.New("no protocol")
@@ -180,10 +201,10 @@ func TestStatus(t *testing.T) {
 		t.Fatal(code, err, body)
 	}
 	if x.Version != "v1" || x.Healthy != "ok" || x.Ready != "busy" || x.Configuration.File != "lb.hcl" || x.Configuration.Reloads[Wrong] != 2 ||
-		len(x.Pools) != 1 || x.Pools[0].Slots != 251 || len(x.Graphs) != 1 || x.Graphs[0].Received != 3 || x.Details["bgp"] != 7.0 {
+		len(x.Pools) != 1 || x.Pools[0].Slots != 251 || len(x.Graphs) != 1 || x.Graphs[0].Received != 3 || len(x.Streams) != 1 || x.Streams[0].Accepted != 5 || x.Streams[0].Routes[0].Sessions[graph.ServerError] != 3 || x.Details["bgp"] != 7.0 {
 		t.Errorf("got %+v", x)
 	}
-	if b := x.Pools[0].Backends; len(b) != 1 || b[0] != (Backend{"web/web-1", "10.0.1.1", 100, "up", "HEALTHY", false, false}) {
+	if b := x.Pools[0].Backends; len(b) != 1 || b[0] != (Backend{"web/web-1", "10.0.1.1", 0, 100, "up", "HEALTHY", false, false}) {
 		t.Errorf("backends are %+v", b)
 	}
 	// Another daemon does not take the socket away.
@@ -231,6 +252,14 @@ func TestRequests(t *testing.T) {
 		{"POST", "/v1/sample", `{"protocol": "sctp"}`, 400, `what is that`, ""},
 		{"POST", "/v1/sample", `{"count": 10001}`, 400, `count can be 1 to 10000`, ""},
 		{"POST", "/v1/sample", `{"seconds": -1}`, 400, `seconds up to 3600`, ""},
+		{"POST", "/v1/streams/trace", `{"url": "http://a/b", "method": "PUT", "client": "192.0.2.1"}`, 200, `"client": "192.0.2.1"`, ""},
+		{"POST", "/v1/streams/trace", `{"url": "http://a/b", "method": "PUT"}`, 200, `"node": "PUT http://a/b"`, ""},
+		{"POST", "/v1/streams/trace", `{}`, 404, `no listener fits`, ""},
+		{"POST", "/v1/streams/trace", `{"uri": "http://a"}`, 400, `unknown field`, ""},
+		{"POST", "/v1/streams/sample", `{"count": 2, "path": "/cart", "client": "192.0.2.0/24", "seconds": 0.02}`, 200, `"client":"192.0.2.0/24"`, ""},
+		{"POST", "/v1/streams/sample", `{"path": "/cart", "seconds": 0.02}`, 200, `"path":"/cart"`, ""},
+		{"POST", "/v1/streams/sample", `{"status": "odd"}`, 400, `status is odd`, ""},
+		{"POST", "/v1/streams/sample", `{"count": 10001}`, 400, `count can be 1 to 10000`, ""},
 		{"GET", "/v1/top", "", 200, `"seconds": 1,`, ""},
 		{"GET", "/v1/top?seconds=0.5", "", 200, `"seconds": 0.5,`, ""},
 		{"GET", "/v1/top?seconds=NaN", "", 400, `must be a number from 0.01 to 60`, ""},

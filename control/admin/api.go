@@ -20,6 +20,8 @@ import (
 // goroutine. Errors are sentences for operators.
 type Host interface {
 	Stats() []graph.Stats
+	// StreamStats answers the counts of every stream block.
+	StreamStats() []graph.StreamStats
 	Snapshot() *state.Snapshot
 	Healthy() error
 	Ready() error
@@ -42,6 +44,12 @@ type Host interface {
 	// Sample gives packets that fit f to each, as they come, until ctx ends or
 	// f.Count have come. each is called from one goroutine.
 	Sample(ctx context.Context, f Filter, each func(Traced)) error
+	// TraceRequest says what would become of a request, or of a connection of a stream.
+	// It changes nothing.
+	TraceRequest(Request) (Session, error)
+	// SampleSessions gives sessions that fit f to each, as they end, until ctx ends or
+	// f.Count have come. each is called from one goroutine.
+	SampleSessions(ctx context.Context, f SessionFilter, each func(Session)) error
 	// Top measures what the nodes do for a while.
 	Top(ctx context.Context, d time.Duration) (Top, error)
 }
@@ -53,15 +61,16 @@ func (e NotFound) Error() string { return string(e) }
 
 // Status is what GET /v1/status answers.
 type Status struct {
-	Version       string         `json:"version"`
-	Healthy       string         `json:"healthy"` // "ok", or why not
-	Ready         string         `json:"ready"`
-	Drained       []string       `json:"drained"` // by whom
-	Configuration Configuration  `json:"configuration"`
-	State         uint64         `json:"state"` // generation of the snapshot in force
-	Pools         []Pool         `json:"pools"`
-	Graphs        []graph.Stats  `json:"graphs"`
-	Details       map[string]any `json:"details"` // by control block
+	Version       string              `json:"version"`
+	Healthy       string              `json:"healthy"` // "ok", or why not
+	Ready         string              `json:"ready"`
+	Drained       []string            `json:"drained"` // by whom
+	Configuration Configuration       `json:"configuration"`
+	State         uint64              `json:"state"` // generation of the snapshot in force
+	Pools         []Pool              `json:"pools"`
+	Graphs        []graph.Stats       `json:"graphs"`
+	Streams       []graph.StreamStats `json:"streams"`
+	Details       map[string]any      `json:"details"` // by control block
 }
 
 // Pool is a pool as it stands.
@@ -76,6 +85,7 @@ type Pool struct {
 type Backend struct {
 	Name    string `json:"name"` // POOL/NAME
 	Address string `json:"address"`
+	Port    int    `json:"port,omitempty"` // for streams
 	Weight  uint32 `json:"weight"`
 	Status  string `json:"status"` // up, draining or down, in this pool
 	Health  string `json:"health"` // UNKNOWN, HEALTHY or UNHEALTHY
@@ -192,8 +202,11 @@ type Step struct {
 
 // Top is what nodes did for a while.
 type Top struct {
-	Seconds float64    `json:"seconds"`
-	Graphs  []TopGraph `json:"graphs"`
+	Seconds float64     `json:"seconds"`
+	Graphs  []TopGraph  `json:"graphs"`
+	Streams []TopStream `json:"streams"`
+	// Backends are those of the streams.
+	Backends []TopBackend `json:"backends"`
 }
 
 // TopGraph is a graph's part of it.
@@ -216,6 +229,125 @@ type TopNode struct {
 	Dropped uint64  `json:"dropped"`
 	Nanos   float64 `json:"ns_per_packet"`
 	Share   float64 `json:"share"` // of the time that all nodes took, 0 to 1
+}
+
+// TopStream is a stream's part of it.
+type TopStream struct {
+	Stream    string        `json:"stream"`
+	Listeners []TopListener `json:"listeners"`
+	Routes    []TopRoute    `json:"routes"`
+	Nodes     []TopStage    `json:"nodes"` // in the order in which sessions can pass them
+}
+
+// TopListener is a listener's part. Connections and Requests are new ones.
+type TopListener struct {
+	Listener    string `json:"listener"`
+	Address     string `json:"address"`
+	Open        int64  `json:"open"`   // connections, now
+	Active      int64  `json:"active"` // sessions, now
+	Connections uint64 `json:"connections"`
+	Requests    uint64 `json:"requests"`
+	Unreadable  uint64 `json:"unreadable"` // of Requests
+	BytesIn     uint64 `json:"bytes_in"`
+	BytesOut    uint64 `json:"bytes_out"`
+}
+
+// TopRoute is the part of the sessions that a node had the last word on. Times are
+// interpolated within a bucket of the histogram.
+type TopRoute struct {
+	Route    string      `json:"route"`
+	Sessions uint64      `json:"sessions"` // that are over
+	Outcomes graph.Tally `json:"outcomes"` // of Sessions
+	P50      float64     `json:"p50_ms"`
+	P99      float64     `json:"p99_ms"`
+}
+
+// TopStage is a stream node's part.
+type TopStage struct {
+	Node     string             `json:"node"`
+	Kind     string             `json:"kind"`
+	Sessions uint64             `json:"sessions"`
+	Dropped  uint64             `json:"dropped"`
+	Values   map[string]float64 `json:"values,omitempty"` // what it measures of itself, now
+}
+
+// TopBackend is a backend's part.
+type TopBackend struct {
+	Backend  string  `json:"backend"`        // address and port
+	Name     string  `json:"name,omitempty"` // POOL/NAME
+	Active   int64   `json:"active"`         // sessions, now
+	Ejected  bool    `json:"ejected"`
+	Sessions uint64  `json:"sessions"`
+	Failures uint64  `json:"failures"`
+	Retries  uint64  `json:"retries"`
+	P50      float64 `json:"p50_ms"`
+	P99      float64 `json:"p99_ms"`
+}
+
+// Request is a request, or a connection of a stream, that is asked about.
+type Request struct {
+	// URL begins with http:, https: or tcp:. Its port finds the listener.
+	URL    string `json:"url"`
+	Method string `json:"method,omitempty"` // GET if not given
+	// Headers are further fields, as "Name: value".
+	Headers []string `json:"headers,omitempty"`
+	// Listener is the node that accepts it, or STREAM/NODE, where the port does not say.
+	Listener string     `json:"listener,omitempty"`
+	Client   netip.Addr `json:"client"` // 127.0.0.1 or ::1 if not given
+}
+
+// SessionFilter says which sessions are sampled. What is not given fits all.
+type SessionFilter struct {
+	Stream   string       `json:"stream,omitempty"`
+	Listener string       `json:"listener,omitempty"` // its node
+	Host     string       `json:"host,omitempty"`     // without port; *.example.org is all below
+	Path     string       `json:"path,omitempty"`     // its beginning
+	Method   string       `json:"method,omitempty"`
+	Client   netip.Prefix `json:"client"`
+	Status   string       `json:"status,omitempty"` // 503, or an outcome: 5xx, gone, cut, ended, failed
+	Count    int          `json:"count"`            // after which it ends; 10 if not given
+	Seconds  float64      `json:"seconds"`          // after which it ends; 10 if not given
+}
+
+// Session is what became, or would become, of a request, or of a connection without
+// requests. Times are in milliseconds; what never came is left out.
+type Session struct {
+	Time       time.Time     `json:"time"` // when it began
+	Stream     string        `json:"stream"`
+	Listener   string        `json:"listener"`
+	Client     string        `json:"client"`
+	ServerName string        `json:"server_name,omitempty"`
+	Protocol   string        `json:"protocol"` // TCP, HTTP/1.0, HTTP/1.1 or HTTP/2
+	Method     string        `json:"method,omitempty"`
+	Host       string        `json:"host,omitempty"`
+	Path       string        `json:"path,omitempty"` // the target, as it came
+	Steps      []SessionStep `json:"steps"`
+	Outcome    string        `json:"outcome,omitempty"` // 1xx to 5xx, gone, cut, ended, failed
+	Status     int           `json:"status,omitempty"`
+	Node       string        `json:"node"` // where it ended
+	Reason     string        `json:"reason,omitempty"`
+	Error      string        `json:"error,omitempty"`
+	Route      string        `json:"route,omitempty"`
+	Backend    string        `json:"backend,omitempty"`      // address and port
+	Name       string        `json:"backend_name,omitempty"` // POOL/NAME
+	Tries      int           `json:"tries"`
+	BytesIn    int64         `json:"bytes_in"`
+	BytesOut   int64         `json:"bytes_out"`
+	Queue      *float64      `json:"queue_ms,omitempty"`
+	Connect    *float64      `json:"connect_ms,omitempty"`
+	FirstByte  *float64      `json:"first_byte_ms,omitempty"`
+	Total      *float64      `json:"total_ms,omitempty"`
+	ID         string        `json:"id,omitempty"`
+}
+
+// SessionStep is a node that a session came to.
+type SessionStep struct {
+	Node   string  `json:"node"`
+	Kind   string  `json:"kind"`
+	Output string  `json:"output,omitempty"` // none where it ended
+	At     float64 `json:"at_ms"`            // when it came, since it began
+	Took   float64 `json:"took_ms"`
+	Says   string  `json:"says,omitempty"`
 }
 
 // Route is a path of the API.
@@ -244,6 +376,8 @@ var routes = []route{
 	{Route{"POST", "/v1/backends/{pool}/{name}"}, changeBackend},
 	{Route{"POST", "/v1/trace"}, trace},
 	{Route{"POST", "/v1/sample"}, sample},
+	{Route{"POST", "/v1/streams/trace"}, traceRequest},
+	{Route{"POST", "/v1/streams/sample"}, sampleSessions},
 	{Route{"GET", "/v1/top"}, top},
 	{Route{"GET", "/debug/pprof/"}, func(_ Host, w http.ResponseWriter, r *http.Request) { pprof.Index(w, r) }},
 	{Route{"GET", "/debug/pprof/cmdline"}, func(_ Host, w http.ResponseWriter, r *http.Request) { pprof.Cmdline(w, r) }},
@@ -283,7 +417,7 @@ func StatusOf(h Host) Status {
 	}
 	return Status{
 		Version: h.Version(), Healthy: word(h.Healthy()), Ready: word(h.Ready()), Drained: drained, Configuration: h.Configuration(),
-		State: snap.Generation, Pools: poolsOf(snap), Graphs: h.Stats(), Details: h.Details(),
+		State: snap.Generation, Pools: poolsOf(snap), Graphs: h.Stats(), Streams: h.StreamStats(), Details: h.Details(),
 	}
 }
 
@@ -300,7 +434,7 @@ func poolsOf(snap *state.Snapshot) []Pool {
 				continue
 			}
 			pool.Backends = append(pool.Backends, Backend{
-				Name: p.Name + "/" + m.Name, Address: snap.Backends[m.Backend].Addr.String(), Weight: m.Weight,
+				Name: p.Name + "/" + m.Name, Address: snap.Backends[m.Backend].Addr.String(), Port: m.Port, Weight: m.Weight,
 				Status: m.Status.String(), Health: m.Health.String(), Drained: m.Drained, Removed: m.Removed,
 			})
 		}
@@ -374,22 +508,53 @@ const (
 	mostSeconds = 3600
 )
 
+func traceRequest(h Host, w http.ResponseWriter, r *http.Request) {
+	var q Request
+	if !read(w, r, &q) {
+		return
+	}
+	t, err := h.TraceRequest(q)
+	if err != nil {
+		fail(w, http.StatusBadRequest, err)
+		return
+	}
+	answer(w, http.StatusOK, t)
+}
+
 func sample(h Host, w http.ResponseWriter, r *http.Request) {
 	var f Filter
 	if !read(w, r, &f) {
 		return
 	}
-	if f.Count == 0 {
-		f.Count = 10
+	lines(w, r, &f.Count, &f.Seconds, func(ctx context.Context, each func(any)) error {
+		return h.Sample(ctx, f, func(t Traced) { each(t) })
+	})
+}
+
+func sampleSessions(h Host, w http.ResponseWriter, r *http.Request) {
+	var f SessionFilter
+	if !read(w, r, &f) {
+		return
 	}
-	if f.Seconds == 0 {
-		f.Seconds = 10
+	lines(w, r, &f.Count, &f.Seconds, func(ctx context.Context, each func(any)) error {
+		return h.SampleSessions(ctx, f, func(s Session) { each(s) })
+	})
+}
+
+// lines answers a line of JSON for each thing that from gives to each, until there are
+// count of them or the seconds are over.
+func lines(w http.ResponseWriter, r *http.Request, count *int, seconds *float64, from func(ctx context.Context, each func(any)) error) {
+	if *count == 0 {
+		*count = 10
 	}
-	if f.Count < 0 || f.Count > mostSamples || !(f.Seconds > 0 && f.Seconds <= mostSeconds) {
+	if *seconds == 0 {
+		*seconds = 10
+	}
+	if *count < 0 || *count > mostSamples || !(*seconds > 0 && *seconds <= mostSeconds) {
 		fail(w, http.StatusBadRequest, fmt.Errorf("count can be 1 to %d, and seconds up to %d", mostSamples, mostSeconds))
 		return
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), time.Duration(f.Seconds*1e9))
+	ctx, cancel := context.WithTimeout(r.Context(), time.Duration(*seconds*1e9))
 	defer cancel()
 	e, begun := json.NewEncoder(w), false
 	begin := func() {
@@ -399,9 +564,9 @@ func sample(h Host, w http.ResponseWriter, r *http.Request) {
 			w.WriteHeader(http.StatusOK)
 		}
 	}
-	err := h.Sample(ctx, f, func(t Traced) {
+	err := from(ctx, func(x any) {
 		begin()
-		if e.Encode(t) != nil {
+		if e.Encode(x) != nil {
 			cancel() // nobody listens
 		}
 		_ = http.NewResponseController(w).Flush()

@@ -35,6 +35,9 @@ type Options struct {
 	// Host is what runs the controls; see graph.Env.
 	Host any
 	Log  *zap.Logger
+	// Rehearsal: the engine will never start, but only be asked. Nodes that write what
+	// they see to a file are not built.
+	Rehearsal bool
 }
 
 // Engine runs stream blocks. Its methods may be called from any goroutine, but for
@@ -294,7 +297,9 @@ func (e *Engine) build(g *graph.Graph, old *program) (p *program, err error) {
 			Count:    n.count,
 			Backends: e.backends.get,
 		}
-		if n.stage, err = inst.Kind.Streams(inst.Config, env); err != nil {
+		if e.opts.Rehearsal && inst.Kind.Writes {
+			n.stage = passer{}
+		} else if n.stage, err = inst.Kind.Streams(inst.Config, env); err != nil {
 			return p, fmt.Errorf("stream %s, node %s: %w", g.Name, inst.Name, err)
 		}
 		p.nodes = append(p.nodes, n)
@@ -352,6 +357,9 @@ func (p *program) discard() {
 }
 
 var errNoWay = errors.New("the node is gone from the file")
+
+// Stopping tells that Stop was called.
+func (e *Engine) Stopping() bool { return e.stopping.Load() }
 
 // Backends answers what is known of backends.
 func (e *Engine) Backends() []*stream.Backend { return e.backends.all() }

@@ -69,6 +69,9 @@ func (c *conn) over(route *node, s *stream.Session, w *way) {
 
 // unread takes note of a request that could not be read.
 func (c *conn) unread(s *stream.Session) {
+	if w := c.engine.follow(c, s); w != nil {
+		w.tell(s, s.Begun)
+	}
 	if n := c.block.prog.Load().byName[c.client.Listener]; n != nil {
 		n.of[outcome(s)].Add(1)
 	}

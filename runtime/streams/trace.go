@@ -1,8 +1,10 @@
 package streams
 
 import (
+	"net/netip"
 	"sync/atomic"
 
+	"github.com/lbgraph/lbgraph/graph"
 	"github.com/lbgraph/lbgraph/io/stream"
 )
 
@@ -14,12 +16,15 @@ type Observer struct {
 	// Tell gets a session that is over, but still has its backend, and its way. It
 	// may be called from any goroutine, must not block, and must not keep s or what
 	// is in it.
-	Tell func(block string, s *stream.Session, steps []Step, total int64)
+	Tell func(block string, s *stream.Session, how graph.Outcome, steps []Step, total int64)
 	// Most is how many sessions are followed at the same time; others are left out.
 	Most int64
 
 	following atomic.Int64
 }
+
+// Following answers how many sessions are followed at this moment.
+func (o *Observer) Following() int64 { return o.following.Load() }
 
 // A Step is a node that a session came to.
 type Step struct {
@@ -29,8 +34,12 @@ type Step struct {
 	// At is when it came, in nanoseconds since the session began, Took how long the
 	// node had it.
 	At, Took int64
-	// Backend is the address of the backend that it got here; "" for none.
-	Backend string
+	// Backend is the backend that it got here; the zero value for none.
+	Backend netip.AddrPort
+	// Pool is the pool of a node that gives backends; "" of others.
+	Pool string
+	// Says is what the node says, where a session is only asked about.
+	Says string
 	// Queued is the time it waited here for admission, in nanoseconds; -1 for none.
 	Queued int64
 }
@@ -39,12 +48,16 @@ type Step struct {
 // that are followed already are told to whom they were begun for.
 func (e *Engine) Observe(o *Observer) { e.observer.Store(o) }
 
+// Observed tells whether somebody looks on.
+func (e *Engine) Observed() bool { return e.observer.Load() != nil }
+
 // A way is what became of a session so far. Most methods do nothing on nil: it is
 // nil while nobody looks on.
 type way struct {
 	to    *Observer
 	block string
 	steps []Step
+	had   netip.AddrPort // the backend that it got last
 }
 
 // follow answers a way for a session that begins, if somebody wants it.
@@ -76,8 +89,18 @@ func (w *way) begin(at place) {
 
 func (w *way) enter(n *node, s *stream.Session) {
 	if w != nil {
-		w.steps = append(w.steps, Step{Node: n.inst.Name, Kind: n.inst.Kind.Name, At: stream.Now() - s.Begun, Queued: s.Queued})
+		k := n.step()
+		k.At, k.Queued = stream.Now()-s.Begun, s.Queued
+		w.steps = append(w.steps, k)
 	}
+}
+
+func (n *node) step() Step {
+	k := Step{Node: n.inst.Name, Kind: n.inst.Kind.Name, Queued: -1}
+	if p, ok := n.stage.(graph.Pooled); ok {
+		k.Pool = p.Pool()
+	}
+	return k
 }
 
 // leave says how a session left the node that it is at; x is nil where it ended.
@@ -95,24 +118,15 @@ func (w *way) leave(s *stream.Session, x *out) {
 	} else {
 		k.Queued = s.Queued
 	}
-	if s.Backend != nil && s.Backend.Addr.String() != w.backend() {
-		k.Backend = s.Backend.Addr.String()
+	if s.Backend != nil && s.Backend.Addr != w.had {
+		w.had = s.Backend.Addr
+		k.Backend = w.had
 	}
-}
-
-// backend is the one that it got last.
-func (w *way) backend() string {
-	for i := len(w.steps) - 1; i >= 0; i-- {
-		if b := w.steps[i].Backend; b != "" {
-			return b
-		}
-	}
-	return ""
 }
 
 func (w *way) tell(s *stream.Session, now int64) {
 	w.to.following.Add(-1)
-	w.to.Tell(w.block, s, w.steps, now-s.Begun)
+	w.to.Tell(w.block, s, outcome(s), w.steps, now-s.Begun)
 }
 
 // drop ends a way that nobody is told.

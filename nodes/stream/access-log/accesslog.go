@@ -28,6 +28,7 @@ func init() {
 		Kind:    "access-log",
 		Summary: "has a line of JSON written for every session that passes, once it is over",
 		Needs:   graph.Conn,
+		Writes:  true,
 		Outputs: []graph.Output{{Name: "next", Doc: "sessions"}},
 		Counters: []graph.Counter{
 			written: {Name: "lines", Doc: "lines written"},

@@ -280,9 +280,13 @@ func (b *balancer) load(m *member, now int64) float64 {
 }
 
 // least takes the backend of least load; equal ones in turn.
-func (b *balancer) least(v *view, s *stream.Session, now int64) (best *member) {
+func (b *balancer) least(v *view, s *stream.Session, now int64) *member {
+	return b.leastFrom(v, s, now, b.turn.Add(1))
+}
+
+func (b *balancer) leastFrom(v *view, s *stream.Session, now int64, turn uint64) (best *member) {
 	n := len(v.members)
-	from := int(b.turn.Add(1) % uint64(n))
+	from := int(turn % uint64(n))
 	lowest := 0.0
 	for i := range n {
 		m := &v.members[(from+i)%n]

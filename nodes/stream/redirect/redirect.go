@@ -87,8 +87,19 @@ type redirector struct {
 
 // Serve is part of stream.Stage.
 func (d *redirector) Serve(_ context.Context, s *stream.Session) (int, error) {
-	r, b := s.Req, s.Req.Buf
-	f := append(make([]byte, 0, 256), "Location: "...)
+	f, ok := d.appendTo(append(make([]byte, 0, 256), "Location: "...), s.Req)
+	if !ok {
+		return noHost, nil
+	}
+	f = append(f, "\r\n"...)
+	f = http1.AppendField(f, "Date", time.Now().UTC().Format(stream.TimeFormat))
+	return stream.Done, stream.Answer(s, d.status, f, nil)
+}
+
+// appendTo appends the address that a request is sent to; false if it has no host and
+// needs one.
+func (d *redirector) appendTo(f []byte, r *stream.Request) ([]byte, bool) {
+	b := r.Buf
 	path := r.Path.In(b)
 	if len(path) == 0 {
 		path = []byte("/")
@@ -100,7 +111,7 @@ func (d *redirector) Serve(_ context.Context, s *stream.Session) (int, error) {
 		case "host":
 			name, _ := http1.SplitHost(r.Host.In(b))
 			if len(name) == 0 {
-				return noHost, nil
+				return nil, false
 			}
 			f = append(f, name...)
 		case "query":
@@ -116,7 +127,5 @@ func (d *redirector) Serve(_ context.Context, s *stream.Session) (int, error) {
 			}
 		}
 	}
-	f = append(f, "\r\n"...)
-	f = http1.AppendField(f, "Date", time.Now().UTC().Format(stream.TimeFormat))
-	return stream.Done, stream.Answer(s, d.status, f, nil)
+	return f, true
 }

@@ -151,6 +151,7 @@ type router struct {
 }
 
 type rule struct {
+	name         string
 	output       int
 	requests     bool
 	hosts, names []host
@@ -168,7 +169,7 @@ type host struct {
 type field struct{ name, value string }
 
 func (r *router) add(c *Rule, output int) {
-	x := rule{output: output, requests: c.requests(), hosts: hosts(c.Hosts), names: hosts(c.Names), methods: c.Methods, sources: c.Sources}
+	x := rule{name: c.Name, output: output, requests: c.requests(), hosts: hosts(c.Hosts), names: hosts(c.Names), methods: c.Methods, sources: c.Sources}
 	for _, p := range c.Paths {
 		x.paths = append(x.paths, string(clean([]byte(p), nil)))
 	}
@@ -195,6 +196,14 @@ func (r *router) Serve(_ context.Context, s *stream.Session) (int, error) {
 			return badHello, err
 		}
 	}
+	if x := r.choose(s); x != nil {
+		return x.output, nil
+	}
+	return noRoute, nil
+}
+
+// choose answers the first rule that fits a session, nil if none does.
+func (r *router) choose(s *stream.Session) *rule {
 	var q request
 	if s.Req != nil {
 		q.host, _ = http1.SplitHost(s.Req.Host.In(s.Req.Buf))
@@ -205,10 +214,10 @@ func (r *router) Serve(_ context.Context, s *stream.Session) (int, error) {
 	}
 	for i := range r.rules {
 		if x := &r.rules[i]; x.fits(s, &q) {
-			return x.output, nil
+			return x
 		}
 	}
-	return noRoute, nil
+	return nil
 }
 
 type request struct{ host, path []byte }
