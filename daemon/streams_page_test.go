@@ -162,6 +162,11 @@ func newStreamRig(t *testing.T, text string) *streamRig {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()
 		_ = d.Stop(ctx)
+		for _, s := range d.StreamStats() {
+			if err := s.CheckConservation(); err != nil {
+				t.Error(err)
+			}
+		}
 	})
 	return &streamRig{d, t, map[string]*atomic.Int64{}, map[string]*atomic.Int64{}}
 }
