@@ -295,7 +295,7 @@ func (c *Conn) ask(fd uintptr) bool {
 	if c.sent == len(c.question) {
 		return c.tryRead(fd)
 	}
-	if c.quiet && !c.state.quiet(fd) {
+	if c.quiet && !c.state.waits(fd) {
 		c.tried = ErrNotQuiet
 		return true
 	}

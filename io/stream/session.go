@@ -163,7 +163,9 @@ type Responder interface {
 	Abort()
 	// RawChunks tells that the client takes chunks as they came.
 	RawChunks() bool
-	// Gone tells that the client closed its side or cancelled the request.
+	// Gone tells that the client left or cancelled the request. One that has ended its
+	// side before the answer began may still wait for it: that is not gone yet. It is
+	// for who answers, while nobody reads the body.
 	Gone() bool
 	// Watch calls f, once, when the client is gone; until stop, after which nobody
 	// uses the connection for it. It may be used while nobody reads the body.

@@ -47,11 +47,22 @@ type sock struct {
 }
 
 type probeState struct {
-	peek bool // whether there is something to read, too
-	busy bool
-	one  [1]byte
-	poll [1]unix.PollFd
+	quiet bool // whether nothing is there to be read, not even an end
+	peer  Peer
+	poll  [1]unix.PollFd
+	peek  bool // what is asked for: quiet, or peer
+	one   [1]byte
 }
+
+// Peer is what is known of the other side of a connection.
+type Peer uint8
+
+// States of a peer.
+const (
+	There Peer = iota
+	Ended      // nothing more comes of it: it closed its side alone, or the connection
+	Gone       // the connection is broken: what is written reaches nobody
+)
 
 func (s *sock) open(c net.Conn) {
 	*s = sock{Conn: c, readBy: Never, readArmed: Never, writeArmed: Never}
@@ -202,40 +213,55 @@ func (s *sock) Resume() {
 	s.cut.Store(false)
 }
 
-// Gone tells whether the peer closed its side or the connection: nobody waits for
-// what is to be written any more, as far as can be known. Any goroutine may call it,
-// one at a time.
-func (s *sock) Gone() bool { return s.look(false) }
+// LookAtPeer tells what is known of the peer. Whoever closes a connection over bytes
+// that it has not read breaks it; otherwise it ends, and breaks when something is
+// written to it. Any goroutine may call it, one at a time.
+func (s *sock) LookAtPeer() Peer {
+	s.state.peer = There
+	s.look(false)
+	return s.state.peer
+}
 
 // Quiet tells that nothing is there to be read, not even an end: what an idle
-// connection to a backend has to be before it is used again. Like Gone.
-func (s *sock) Quiet() bool { return !s.look(true) }
+// connection to a backend has to be before it is used again. Like LookAtPeer.
+func (s *sock) Quiet() bool {
+	s.state.quiet = s.raw == nil // a closed one is not quiet
+	s.look(true)
+	return s.state.quiet
+}
 
-func (s *sock) look(peek bool) bool {
+func (s *sock) look(peek bool) {
 	if s.raw == nil {
-		return false
+		return
 	}
 	if s.probe == nil {
 		s.probe = s.state.look
 	}
-	s.state.peek, s.state.busy = peek, true // a closed one is not quiet
-	_ = s.raw.Control(s.probe)
-	return s.state.busy
+	s.state.peek = peek
+	if s.raw.Control(s.probe) != nil {
+		s.state.peer = Gone // closed by us
+	}
 }
 
 func (p *probeState) look(fd uintptr) {
 	if p.peek {
-		p.busy = !p.quiet(fd)
+		p.quiet = p.waits(fd)
 		return
 	}
+	p.peer = There
 	p.poll[0] = unix.PollFd{Fd: int32(fd), Events: unix.POLLRDHUP}
-	n, err := unix.Poll(p.poll[:], 0)
-	p.busy = err == nil && n > 0 && p.poll[0].Revents&(unix.POLLRDHUP|unix.POLLHUP|unix.POLLERR) != 0
+	switch n, err := unix.Poll(p.poll[:], 0); {
+	case err != nil || n == 0:
+	case p.poll[0].Revents&(unix.POLLHUP|unix.POLLERR) != 0:
+		p.peer = Gone
+	case p.poll[0].Revents&unix.POLLRDHUP != 0:
+		p.peer = Ended
+	}
 }
 
-// quiet tells whether a read would have to wait. It asks the kernel itself, for the
+// waits tells whether a read would have to wait. It asks the kernel itself, for the
 // wrapper allocates an address.
-func (p *probeState) quiet(fd uintptr) bool {
+func (p *probeState) waits(fd uintptr) bool {
 	_, _, err := unix.Syscall6(unix.SYS_RECVFROM, fd, uintptr(unsafe.Pointer(&p.one[0])), 1, unix.MSG_PEEK|unix.MSG_DONTWAIT, 0, 0)
 	return err == unix.EAGAIN
 }
@@ -247,39 +273,62 @@ func (s *sock) Control(f func(fd uintptr)) {
 	}
 }
 
-// WatchGone calls f, once, when the peer has closed its side or the connection;
-// until stop. Nobody may read in between.
-func (s *sock) WatchGone(f func()) (stop func()) {
+// WatchPeer calls gone, once, when the connection is broken, or when the peer has ended
+// its side and ended, which is called once at that moment, says that this is enough.
+// Else ask is called a little later, which may write something to find out. None of
+// them is called behind stop. Nobody may read in between.
+func (s *sock) WatchPeer(ended func() bool, ask, gone func()) (stop func()) {
 	if s.raw == nil {
 		return func() {}
 	}
 	var stopped atomic.Bool
-	done := make(chan struct{})
+	quit, done := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(done)
 		var p probeState
+		half := false
 		for {
 			err := s.raw.Read(func(fd uintptr) bool {
 				p.look(fd)
-				return p.busy || stopped.Load()
+				return stopped.Load() || p.peer == Gone || p.peer == Ended && !half
 			})
 			switch {
-			case err == nil && p.busy:
-				f()
+			case stopped.Load():
 				return
-			case stopped.Load() || !errors.Is(err, os.ErrDeadlineExceeded):
+			case err == nil && (p.peer == Gone || ended()):
+				gone()
 				return
-			}
-			_ = s.Conn.SetReadDeadline(time.Time{}) // an old one
-			if stopped.Load() {
+			case err == nil:
+				half = true
+				select {
+				case <-quit:
+					return
+				case <-time.After(AskAfter):
+					ask()
+				}
+			case !errors.Is(err, os.ErrDeadlineExceeded):
 				return
+			default:
+				_ = s.Conn.SetReadDeadline(time.Time{}) // an old one
+				if stopped.Load() {
+					return
+				}
 			}
 		}
 	}()
 	return func() {
 		stopped.Store(true)
+		close(quit)
 		_ = s.Conn.SetReadDeadline(past)
 		<-done
 		s.readFired = true
 	}
 }
+
+// AskAfter is how long an answer may take until a client that has ended its side is
+// asked whether it still waits.
+const AskAfter = 150 * time.Millisecond
+
+// ContinueAfter is how long a body is held back for a backend to say 100 (Continue),
+// where it is not the client that waits: some never say so.
+const ContinueAfter = time.Second

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net/http"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/lbgraph/lbgraph/io/http1"
@@ -24,6 +25,12 @@ type answering struct {
 	aborted   bool
 	closing   bool // the connection ends with this answer
 	failed    error
+
+	// The client's end may be seen by the goroutine of a Watch: mu guards begun, and
+	// what is written before.
+	mu    sync.Mutex
+	half  bool // the client ended its side before the answer began
+	asked bool // whether it is still there
 }
 
 // mode is how a body is written.
@@ -37,7 +44,7 @@ const (
 	untilEnd      // up to the end of the connection
 )
 
-func (a *answering) reset(x *exchange) { *a = answering{x: x} }
+func (a *answering) reset(x *exchange) { *a = answering{x: x} } // nobody watches
 
 func (a *answering) client() *stream.Conn { return a.x.c.client.Conn }
 
@@ -53,6 +60,8 @@ func (a *answering) Inform(r *stream.Response) error {
 	if a.oldClient {
 		return nil
 	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
 	a.room()
 	a.statusLine(r)
 	if r.Head != nil {
@@ -85,8 +94,10 @@ func (a *answering) statusLine(r *stream.Response) {
 
 // Begin is part of stream.Responder.
 func (a *answering) Begin(r *stream.Response) error {
-	a.room()
+	a.mu.Lock()
 	a.begun = true
+	a.mu.Unlock()
+	a.room()
 	a.statusLine(r)
 	if r.Head != nil {
 		a.out = stream.AppendResponse(a.out, &r.Head.Head, r.Buf, r.Drop|http1.HopByHop, r.Edits)
@@ -266,10 +277,53 @@ func (a *answering) Abort() {
 func (a *answering) RawChunks() bool { return !a.oldClient }
 
 // Gone is part of stream.Responder.
-func (a *answering) Gone() bool { return a.client().Gone() }
+func (a *answering) Gone() bool {
+	switch a.client().LookAtPeer() {
+	case stream.Gone:
+		return true
+	case stream.Ended:
+		if a.sideEnded() {
+			return true
+		}
+		if stream.Now()-a.x.s.Begun >= int64(stream.AskAfter) {
+			a.ask()
+		}
+	}
+	return false
+}
 
 // Watch is part of stream.Responder.
-func (a *answering) Watch(f func()) (stop func()) { return a.client().WatchGone(f) }
+func (a *answering) Watch(f func()) (stop func()) {
+	return a.client().WatchPeer(a.sideEnded, a.ask, f)
+}
+
+// sideEnded takes note that the client has ended its side, and tells whether it is gone
+// for that. It may have done so behind its request, and wait for the answer; in the
+// midst of an answer that is nobody's habit. With TLS sides end by a word of TLS, not
+// by the end of the connection below.
+func (a *answering) sideEnded() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !a.half && !a.begun {
+		a.half = a.client().Plain()
+	}
+	return !a.half
+}
+
+// ask finds out whether a client that has ended its side still waits: it takes an
+// interim response, which means nothing (RFC 9110 section 15.2), and one that has
+// closed the connection answers it by a reset. HTTP/1.0 has none.
+func (a *answering) ask() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.begun || a.asked || a.oldClient {
+		return
+	}
+	a.asked = true
+	_, _ = a.client().Write(processing) // an error shows in the state of the connection
+}
+
+var processing = []byte("HTTP/1.1 102 Processing\r\n\r\n")
 
 // Upgrade is part of stream.Responder.
 func (a *answering) Upgrade() *stream.Conn {

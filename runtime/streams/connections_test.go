@@ -173,61 +173,6 @@ func TestRetryBudget(t *testing.T) {
 	}
 }
 
-// A client that goes away: its request is cancelled within half a second, the
-// backend not blamed, and nothing counts it any more.
-func TestClientGone(t *testing.T) {
-	for _, c := range []struct {
-		name, request string
-		answer        string // of the backend, before it falls silent
-		wait          time.Duration
-	}{
-		{"early", get, "", 20 * time.Millisecond},
-		{"late, watched", get, "", 1300 * time.Millisecond},
-		{"in a body", get, "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhello", 20 * time.Millisecond},
-		{"in a body, watched", get, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n", 1300 * time.Millisecond},
-		{"behind an upload", "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n" + strings.Repeat("x", 100000), "", 50 * time.Millisecond},
-		{"in an upload", "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\nhello", "", 50 * time.Millisecond},
-		{"with another request behind", get + get, "", 20 * time.Millisecond},
-	} {
-		for _, reset := range []bool{false, true} {
-			gone := make(chan time.Time, 1)
-			s := serve(t, func(p *peer) {
-				p.head()
-				p.send(c.answer)
-				p.rest()
-				gone <- time.Now()
-			})
-			r := run(t, simple("", s.addr()))
-			p := dial(t, r.addr("in"))
-			p.send(c.request)
-			if c.answer != "" {
-				p.head()
-			}
-			time.Sleep(c.wait)
-			if reset {
-				_ = p.Conn.(*net.TCPConn).SetLinger(0)
-			}
-			left := time.Now()
-			_ = p.Close()
-			select {
-			case at := <-gone:
-				if d := at.Sub(left); d > 500*time.Millisecond {
-					t.Errorf("%s, reset %v: cancelled after %v", c.name, reset, d)
-				}
-			case <-time.After(3 * time.Second):
-				t.Errorf("%s, reset %v: not cancelled", c.name, reset)
-			}
-			r.quiet()
-			if n := r.output("out", "client_gone"); n != 1 {
-				t.Errorf("%s, reset %v: counted %d times", c.name, reset, n)
-			}
-			if b := r.engine.Stats()[0].Backends[0]; b.Failures != 0 {
-				t.Errorf("%s, reset %v: the backend is blamed", c.name, reset)
-			}
-		}
-	}
-}
-
 // The head, the body or the PROXY header that never comes: closed at its deadline,
 // and nobody else waits for it.
 func TestSlowloris(t *testing.T) {

@@ -298,11 +298,18 @@ func (b *body) begin(x *exchange) {
 	b.reader.Idle = c.HTTP.BodyTime
 	if f > 0 && c.HTTP.BodyRate > 0 {
 		b.reader.Idle = 0
-		b.reader.By = stream.Now() + int64(c.HTTP.BodyTime) + int64(float64(f)/float64(c.HTTP.BodyRate)*float64(time.Second))
+		b.reader.By = stream.Now() + int64(bodyTime(c.HTTP, int64(f)))
 		if x.head.Expects {
 			b.reader.By += int64(c.HTTP.HeadTime) // for the backend to say 100
 		}
 	}
+}
+
+// bodyTime answers the time that a body of known length has. A length beyond what a
+// duration holds has any time.
+func bodyTime(h *stream.HTTP, length int64) time.Duration {
+	d := float64(h.BodyTime) + float64(length)/float64(h.BodyRate)*float64(time.Second)
+	return time.Duration(min(d, float64(100*365*24*time.Hour)))
 }
 
 func (b *body) Next(raw bool) ([]byte, error) {

@@ -3,13 +3,16 @@ package streams
 import (
 	"context"
 	"errors"
+	"io"
 	"maps"
 	"net"
 	"net/http"
 	"net/textproto"
+	"reflect"
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -35,10 +38,31 @@ type http2server struct {
 // A h2conn is a connection that net/http serves.
 type h2conn struct {
 	*stream.Conn
-	conn *conn
-	at   place
-	once sync.Once
-	done chan struct{}
+	conn  *conn
+	at    place
+	guard guard
+	once  sync.Once
+	done  chan struct{}
+}
+
+// Read is part of net.Conn.
+func (c *h2conn) Read(p []byte) (n int, err error) {
+	c.ReadBy(c.guard.by(c.conn.client.HTTP.HeadTime))
+	if n, err = c.Conn.Read(p); n > 0 {
+		if err := c.guard.take(p[:n]); err != nil {
+			c.conn.malformed.Add(1)
+			c.conn.engine.log.Debug("a connection of HTTP/2 is closed", zap.Stringer("client", c.conn.client.Remote), zap.Error(err))
+			return 0, err
+		}
+	}
+	return n, err
+}
+
+// Write is part of net.Conn.
+func (c *h2conn) Write(p []byte) (n int, err error) {
+	n, err = c.Conn.Write(p)
+	c.guard.written.Add(int64(n))
+	return n, err
 }
 
 // Close is part of net.Conn.
@@ -52,7 +76,7 @@ type connKey struct{}
 
 // http2 has net/http serve the connection as one of HTTP/2, until its end.
 func (c *conn) http2(at place) {
-	k := &h2conn{Conn: c.client.Conn, conn: c, at: at, done: make(chan struct{})}
+	k := &h2conn{Conn: c.client.Conn, conn: c, at: at, guard: newGuard(), done: make(chan struct{})}
 	s := c.engine.http2.server(c.engine, *c.client.HTTP)
 	if s == nil {
 		return
@@ -144,6 +168,13 @@ type h2exchange struct {
 	bodyBegun, begun, sent, ended, aborted bool
 	in, written                            int64
 	armed, bodiless                        bool
+
+	// A client that waits for 100 (Continue) gets one of net/http's own when its body is
+	// first read, unless it had an interim response before: reading waits for the
+	// backend's.
+	asked       chan struct{} // closed by ask; nil for others
+	ask         func()
+	interrupted atomic.Bool
 }
 
 func serveH2(w http.ResponseWriter, r *http.Request) {
@@ -175,6 +206,10 @@ func serveH2(w http.ResponseWriter, r *http.Request) {
 	}
 	if r.ContentLength != 0 {
 		x.req.Body = (*h2body)(x)
+	}
+	if x.head.Expects {
+		x.asked = make(chan struct{})
+		x.ask = sync.OnceFunc(func() { close(x.asked) })
 	}
 	c.requests.Add(1)
 	c.active.Add(1)
@@ -226,18 +261,35 @@ func appendHead(dst []byte, r *http.Request) []byte {
 	case r.ContentLength > 0 || r.Header["Content-Length"] != nil:
 		dst = http1.AppendLength(dst, r.ContentLength)
 	}
+	if r.ContentLength != 0 && expects(r.Body) {
+		dst = append(dst, "Expect: 100-continue\r\n"...)
+	}
 	return append(dst, "\r\n"...)
 }
 
-// Inform is part of stream.Responder. 100 is sent by net/http when the body is read.
+// expects tells whether a client waits for 100 (Continue). net/http takes the field
+// Expect away, and keeps what it said in a field of the body's reader.
+func expects(body io.Reader) bool {
+	v := reflect.Indirect(reflect.ValueOf(body))
+	if v.Kind() != reflect.Struct {
+		return false
+	}
+	f := v.FieldByName("needsContinue")
+	return f.Kind() == reflect.Bool && f.Bool()
+}
+
+// Inform is part of stream.Responder.
 func (x *h2exchange) Inform(r *stream.Response) error {
-	if r.Status == http.StatusContinue || r.Head == nil {
+	if r.Status == http.StatusContinue && x.ask == nil || r.Head == nil {
 		return nil
 	}
 	h := x.w.Header()
 	stream.EachField(stream.AppendResponse(nil, &r.Head.Head, r.Buf, r.Drop|http1.HopByHop, r.Edits), h.Add)
 	x.w.WriteHeader(r.Status)
 	clear(h)
+	if r.Status == http.StatusContinue {
+		x.ask()
+	}
 	return nil
 }
 
@@ -347,12 +399,26 @@ type h2body h2exchange
 
 // Next is part of stream.Body.
 func (b *h2body) Next(bool) ([]byte, error) {
-	b.bodyBegun = true
-	if b.piece == nil {
-		b.piece = stream.GetBuffer(stream.SmallBuffer)
-	}
 	settings := b.c.client.HTTP
-	if settings.BodyTime > 0 {
+	if !b.bodyBegun {
+		b.bodyBegun = true
+		b.piece = stream.GetBuffer(stream.SmallBuffer)
+		if b.asked != nil {
+			late := time.NewTimer(stream.ContinueAfter) // a backend that never says so
+			defer late.Stop()
+			select {
+			case <-b.asked:
+			case <-late.C:
+			}
+		}
+		if settings.BodyRate > 0 && b.head.Length > 0 {
+			_ = b.rc.SetReadDeadline(time.Now().Add(bodyTime(settings, b.head.Length)))
+		}
+	}
+	if b.interrupted.Load() {
+		return nil, stream.ErrInterrupted
+	}
+	if settings.BodyRate == 0 || b.head.Length < 0 {
 		_ = b.rc.SetReadDeadline(time.Now().Add(settings.BodyTime))
 	}
 	n, err := b.r.Body.Read(b.piece)
@@ -392,6 +458,10 @@ func (b *h2body) Spliced(int64) {}
 
 // Interrupt is part of stream.Body.
 func (b *h2body) Interrupt() {
+	b.interrupted.Store(true)
+	if b.ask != nil {
+		b.ask()
+	}
 	_ = b.rc.SetReadDeadline(time.Unix(1, 0))
 	_ = b.r.Body.Close()
 }

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -17,7 +18,7 @@ import (
 // tick is how often a session that waits for its backend looks whether its client is
 // still there. After ticks of them a goroutine watches instead.
 const (
-	tick  = int64(200 * time.Millisecond)
+	tick  = int64(stream.AskAfter)
 	ticks = 5
 )
 
@@ -145,7 +146,7 @@ func (c *call) dial(ctx context.Context) *failure {
 	s := c.s
 	at := stream.Now()
 	up, err := c.p.dial(ctx, s)
-	if now := stream.Now(); now-at > tick && s.Req.Gone() {
+	if ctx.Err() != nil || stream.Now()-at > tick && s.Req.Gone() {
 		if err == nil {
 			_ = up.Close()
 		}
@@ -404,13 +405,18 @@ func (c *call) answer() *failure {
 		// The rest of the body stands before the next request, and will not be read.
 		r.Close()
 	}
-	s.Status = c.head.Status
 	closes := c.head.Close
+	c.up.Discard(c.head.Size)
+	c.body.Begin(c.up, framing, &limits)
+	// A body that takes its time: a client that has ended its side by now waits for
+	// it; one that does so later does not.
+	if !c.up2.running && !c.body.Whole() && !bytes.HasSuffix(c.up.Buffered(), lastChunk) && r.Gone() {
+		return &failure{output: clientGone, err: errGone}
+	}
+	s.Status = c.head.Status
 	if err := r.Begin(res); err != nil {
 		return clientFailure(err)
 	}
-	c.up.Discard(c.head.Size)
-	c.body.Begin(c.up, framing, &limits)
 	if f := c.pass(raw); f != nil {
 		return f
 	}
@@ -653,7 +659,7 @@ func (c *call) send() {
 	}
 }
 
-var crlf = []byte("\r\n")
+var crlf, lastChunk = []byte("\r\n"), []byte("0\r\n\r\n")
 
 // join ends the upload, whether or not it has come to its end.
 func (c *call) join() {

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -25,8 +26,10 @@ func (p *proxy) transport() *http.Transport {
 		TLSClientConfig:    p.tls.Clone(),
 		DisableCompression: true,
 		IdleConnTimeout:    p.c.KeepaliveTime,
-		Protocols:          new(http.Protocols),
-		HTTP2:              &http.HTTP2Config{WriteByteTimeout: p.c.WriteTime, SendPingTimeout: p.c.KeepaliveTime, PingTimeout: p.c.Connect},
+
+		ExpectContinueTimeout: stream.ContinueAfter,
+		Protocols:             new(http.Protocols),
+		HTTP2:                 &http.HTTP2Config{WriteByteTimeout: p.c.WriteTime, SendPingTimeout: p.c.KeepaliveTime, PingTimeout: p.c.Connect},
 	}
 	if p.tls != nil {
 		t.Protocols.SetHTTP2(true)
@@ -71,30 +74,54 @@ func (p *proxy) tryHTTP2(ctx context.Context, s *stream.Session) (output int, ag
 	var up *uploadHTTP2
 	if r.Body != nil {
 		up = &uploadHTTP2{body: r.Body, done: make(chan struct{})}
-		defer up.end(cancel)
-	} else {
-		// While a body is read, who reads it sees the client go.
-		defer r.Watch(func() { cancel(errGone) })()
 	}
+	// While a body is read, who reads it sees the client go.
+	var unwatch func()
+	watch := func() { unwatch = r.Watch(func() { cancel(errGone) }) }
+	if up == nil {
+		watch()
+	}
+	defer func() {
+		if up != nil {
+			up.end(cancel)
+		}
+		if unwatch != nil {
+			unwatch()
+		}
+	}()
 	req, err := p.makeHTTP2(ctx, s, up)
 	if err != nil {
 		return badResponse, false, err
 	}
 	// The time for an answer begins when the request is sent.
 	var answered atomic.Bool
-	if p.c.Response > 0 {
+	restart := func() {}
+	if p.c.Response > 0 && !isGRPC(r) {
 		slow := time.AfterFunc(p.c.Response, func() {
 			if !answered.Load() && (up == nil || up.sent.Load()) {
 				cancel(errSlow)
 			}
 		})
 		defer slow.Stop()
-		if up != nil {
-			up.last = func() { slow.Reset(p.c.Response) }
+		restart = func() { slow.Reset(p.c.Response) }
+	}
+	if up != nil {
+		up.last = func() {
+			restart()
+			watch()
 		}
 	}
+	continued := false
 	req = req.WithContext(httptrace.WithClientTrace(req.Context(), &httptrace.ClientTrace{
-		Got1xxResponse: func(code int, h textproto.MIMEHeader) error { return informHTTP2(s, code, h) },
+		Got1xxResponse: func(code int, h textproto.MIMEHeader) error {
+			if code == http.StatusContinue {
+				if continued || !r.Expects {
+					return nil // only who asked for it gets one, and one only
+				}
+				continued = true
+			}
+			return informHTTP2(s, code, h)
+		},
 	}))
 	if up != nil {
 		up.given = true
@@ -135,7 +162,10 @@ func (p *proxy) makeHTTP2(ctx context.Context, s *stream.Session, up *uploadHTTP
 		}
 	}
 	req := &http.Request{Method: string(r.MethodText.In(b)), URL: u, Host: string(r.Host.In(b)), Header: http.Header{}, Proto: "HTTP/2.0", ProtoMajor: 2}
-	drop := http1.HopByHop | http1.SetOf(http1.LookAlike, http1.Host, http1.Expect, http1.Trailer)
+	drop := http1.HopByHop | http1.SetOf(http1.LookAlike, http1.Host, http1.Trailer)
+	if !r.Expects {
+		drop |= http1.SetOf(http1.Expect)
+	}
 	if p.c.Forwarded {
 		if s.Client.Trusted {
 			drop |= http1.SetOf(http1.ForwardedFor, http1.Forwarded)
@@ -167,11 +197,19 @@ func (p *proxy) makeHTTP2(ctx context.Context, s *stream.Session, up *uploadHTTP
 	return req.WithContext(ctx), nil
 }
 
+// isGRPC tells whether a request is a call of gRPC, which has deadlines of its own, and
+// of which a stream may be answered late.
+func isGRPC(r *stream.Request) bool {
+	for i := range r.Fields {
+		if f := &r.Fields[i]; http1.EqualFold(f.Name(r.Buf), "content-type") {
+			return bytes.HasPrefix(f.Text(r.Buf), []byte("application/grpc"))
+		}
+	}
+	return false
+}
+
 // informHTTP2 passes an interim response on.
 func informHTTP2(s *stream.Session, code int, h textproto.MIMEHeader) error {
-	if code == http.StatusContinue && !s.Req.Expects {
-		return nil
-	}
 	head, buf, err := headOf(code, http.Header(h), -1, false)
 	if err != nil {
 		return err
@@ -324,10 +362,8 @@ func (u *uploadHTTP2) Read(p []byte) (int, error) {
 					u.trailer[k] = append(u.trailer[k], value)
 				}
 			})
+			u.last()
 			u.sent.Store(true)
-			if u.last != nil {
-				u.last()
-			}
 			return 0, io.EOF
 		case err != nil:
 			u.err.Store(&err)

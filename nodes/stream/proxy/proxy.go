@@ -20,7 +20,7 @@ import (
 // Config is the arguments of proxy.
 type Config struct {
 	Connect       time.Duration `hcl:"connect_timeout,optional" range:"1ms,1h" doc:"time until a connection to the backend is there"`
-	Response      time.Duration `hcl:"response_timeout,optional" range:"0s,24h" doc:"time from the end of a request until the head of its answer is there; 0s is any time"`
+	Response      time.Duration `hcl:"response_timeout,optional" range:"0s,24h" doc:"time from the end of a request until the head of its answer is there; 0s is any time, as for calls of gRPC"`
 	BodyTime      time.Duration `hcl:"body_timeout,optional" range:"1ms,24h" doc:"time without progress of an answer's body"`
 	WriteTime     time.Duration `hcl:"write_timeout,optional" range:"1ms,24h" doc:"time without progress after which a backend that does not read is given up"`
 	Idle          time.Duration `hcl:"idle_timeout,optional" range:"1ms,720h" doc:"time without a byte either way after which a connection of TCP, or an upgraded one, ends"`

@@ -27,7 +27,7 @@ func (p *proxy) connection(ctx context.Context, s *stream.Session) (int, error) 
 			s.Reason, s.Err = t.why()
 			return stream.Done, nil
 		}
-		if s.Client.Gone() {
+		if s.Client.LookAtPeer() == stream.Gone || ctx.Err() != nil {
 			return clientGone, err
 		}
 		if !p.another(s) {
