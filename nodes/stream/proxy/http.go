@@ -112,17 +112,18 @@ func (c *call) try(ctx context.Context, fresh bool) *failure {
 	p, s := c.p, c.s
 	s.Tries++
 	for {
-		c.up = nil
+		c.up, c.sentAt = nil, stream.Now()
 		if !fresh && p.c.Proxy == "off" {
-			c.up = p.idle.get(s.Backend)
+			c.up = p.idle.get(s.Backend, c.sentAt)
 		}
 		open := c.up != nil
 		if !open {
 			if f := c.dial(ctx); f != nil {
 				return f
 			}
+			c.sentAt = stream.Now()
 		}
-		s.Connected = stream.Now() - c.begun
+		s.Connected = c.sentAt - c.begun
 		c.up.Uses++
 		f := c.exchange(open)
 		c.unwatch()
@@ -183,11 +184,12 @@ func (c *call) exchange(open bool) *failure {
 			return f
 		}
 	}
-	s.FirstByte = stream.Now() - c.begun
+	now := stream.Now()
+	s.FirstByte = now - c.begun
 	if c.head.Status == http.StatusSwitchingProtocols {
 		return c.switchProtocols()
 	}
-	return c.answer()
+	return c.answer(now)
 }
 
 // ask sends the request, or has it begun to be sent. err is what came of waiting for the
@@ -198,7 +200,6 @@ func (c *call) ask(open bool) (err error, f *failure) {
 		c.out = stream.GetBuffer(stream.SmallBuffer)
 	}
 	c.out = c.p.appendHead(c.out[:0], c.s, c.upgrade)
-	c.sentAt = stream.Now()
 	upload := r.Body != nil && c.whole == nil
 	n, size := 0, len(c.out)+len(c.whole)
 	switch {
@@ -390,8 +391,8 @@ func clientFailure(err error) *failure {
 	return &failure{output: clientGone, err: err}
 }
 
-// answer passes on the final response.
-func (c *call) answer() *failure {
+// answer passes on the final response, whose head has come now.
+func (c *call) answer(now int64) *failure {
 	s, r := c.s, c.s.Req
 	framing := c.head.Body(r.Method)
 	bodiless := framing == 0 && !(c.head.Length == 0 && r.Method != http1.HEAD && c.head.Status != http.StatusNoContent && c.head.Status != http.StatusNotModified)
@@ -417,10 +418,10 @@ func (c *call) answer() *failure {
 	if err := r.Begin(res); err != nil {
 		return clientFailure(err)
 	}
-	if f := c.pass(raw); f != nil {
+	if f := c.pass(raw, now); f != nil {
 		return f
 	}
-	now := stream.Now()
+	now = stream.Now()
 	s.Picker.Report(s.Backend, false)
 	s.Backend.Latency.Observe(now - c.begun)
 	c.unwatch()
@@ -432,7 +433,7 @@ func (c *call) answer() *failure {
 	case c.gone.Load(): // and interrupted
 	case closes || framing == http1.UntilClose || c.up2.running || c.up2.done != nil && !c.up2.sent || c.p.c.Proxy != "off":
 	default:
-		c.p.idle.put(s.Backend, c.up)
+		c.p.idle.put(s.Backend, c.up, now)
 		c.up = nil
 	}
 	return nil
@@ -455,11 +456,10 @@ func (c *call) uploaded(d time.Duration) bool {
 	return c.up2.sent
 }
 
-// pass passes the body on, and ends the answer.
-func (c *call) pass(raw bool) *failure {
+// pass passes the body on, and ends the answer; since is when something came last.
+func (c *call) pass(raw bool, since int64) *failure {
 	r := c.s.Req
 	total := int64(c.p.c.BodyTime)
-	since := stream.Now()
 	full := 0
 	for {
 		if len(c.up.Buffered()) == 0 || full > 0 {

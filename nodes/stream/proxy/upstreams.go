@@ -62,12 +62,12 @@ func (u *upstreams) stack(b *stream.Backend) (s *stack, most int, age int64) {
 
 // get answers an idle connection to b, nil if there is none. Whether the backend has
 // closed it, or sent something by it, is for the caller to see.
-func (u *upstreams) get(b *stream.Backend) *stream.Conn {
+func (u *upstreams) get(b *stream.Backend, now int64) *stream.Conn {
 	s, _, age := u.stack(b)
 	if s == nil {
 		return nil
 	}
-	oldest := stream.Now() - age
+	oldest := now - age
 	for {
 		s.mu.Lock()
 		n := len(s.conns)
@@ -87,9 +87,9 @@ func (u *upstreams) get(b *stream.Backend) *stream.Conn {
 }
 
 // put keeps an idle connection to b, or closes it.
-func (u *upstreams) put(b *stream.Backend, c *stream.Conn) {
+func (u *upstreams) put(b *stream.Backend, c *stream.Conn, now int64) {
 	c.Release()
-	c.Since = stream.Now()
+	c.Since = now
 	s, most, _ := u.stack(b)
 	if s == nil {
 		if s = u.enter(b); s == nil {
