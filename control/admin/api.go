@@ -588,8 +588,8 @@ func top(h Host, w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	t, err := h.Top(r.Context(), time.Duration(seconds*1e9))
-	if err != nil {
-		fail(w, http.StatusBadRequest, err)
+	if err != nil { // whoever asked has gone, or the daemon stops
+		fail(w, http.StatusServiceUnavailable, fmt.Errorf("the daemon does not measure on: %w", err))
 		return
 	}
 	answer(w, http.StatusOK, t)
