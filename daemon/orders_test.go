@@ -7,10 +7,12 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/lbgraph/lbgraph/control/admin"
+	"github.com/lbgraph/lbgraph/control/state"
 	"github.com/lbgraph/lbgraph/graph"
 	"github.com/lbgraph/lbgraph/io/packet"
 	"github.com/lbgraph/lbgraph/nodes/nodetest"
@@ -265,7 +267,7 @@ func TestPaceOfSigns(t *testing.T) {
 		}
 	}
 	// Once a second it would be 15.
-	if n := hear(300*time.Millisecond, false, "WATCHDOG=1", 40); n != 40 {
+	if n := hear(90*time.Millisecond, false, "WATCHDOG=1", 40); n != 40 {
 		t.Errorf("%d signs of life", n)
 	}
 	if n := hear(time.Hour, true, "EXTEND_TIMEOUT_USEC=10000000", 2); n != 2 {
@@ -327,6 +329,65 @@ func TestReloadUndoesControls(t *testing.T) {
 	r.background.Wait()
 	if answers() {
 		t.Error("a control that was removed answers still")
+	}
+}
+
+// opened is how many nodes of the kind that the next test brings along are open, and
+// watched how often one of them is told of a snapshot.
+var opened, watched atomic.Int64
+
+type opener struct{}
+
+func (opener) Process(_ *packet.Vector, in packet.Lanes, out []packet.Lanes) { out[0] = in }
+
+func (opener) Close() error { opened.Add(-1); return nil }
+
+// TestReloadUndoesItsGraph: nodes that were built for a graph that is not taken are
+// closed, and told of no snapshot any more.
+func TestReloadUndoesItsGraph(t *testing.T) {
+	graph.Register(graph.Def[struct{}]{
+		Kind: "test-opener", Summary: "counts what of it is open", Outputs: []graph.Output{{Name: "next", Doc: "all packets"}},
+		Packets: func(_ struct{}, env *graph.Env) (graph.Maker, error) {
+			env.Watch(func(*state.Snapshot) { watched.Add(1) })
+			return func(graph.Core) (graph.Node, error) { opened.Add(1); return opener{}, nil }, nil
+		},
+	})
+	r := newRig(t, plain)
+	r.write(strings.Replace(strings.Replace(plain, "gre, tx]", "gre, opener, tx]", 1), `  node "xdp-tx"`, "  node \"test-opener\" \"opener\" {}\n  node \"xdp-tx\"", 1))
+	r.latch = func(step string) error {
+		if step != "state" {
+			return nil
+		}
+		if n := opened.Load(); n != 1 {
+			t.Errorf("%d nodes of the new graph are open", n)
+		}
+		return errors.New("a test does not let it")
+	}
+	told := func() int64 {
+		t.Helper()
+		before := watched.Load()
+		for _, c := range []admin.Change{{Drain: true}, {Restore: true}} {
+			if err := r.ChangeBackend("web", "web-1", c); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return watched.Load() - before
+	}
+	for range 3 {
+		if got := r.ReloadFile("test", false); got.Outcome != admin.Failed {
+			t.Fatalf("%+v", got)
+		}
+		if n, m := opened.Load(), told(); n != 0 || m != 0 {
+			t.Errorf("%d nodes are open, and were told of %d snapshots", n, m)
+		}
+	}
+	r.latch = nil
+	if got := r.ReloadFile("test", false); got.Outcome != admin.Reloaded || opened.Load() != 1 || told() != 2 {
+		t.Errorf("%+v: %d nodes are open", got, opened.Load())
+	}
+	r.write(plain)
+	if got := r.ReloadFile("test", false); got.Outcome != admin.Reloaded || opened.Load() != 0 || told() != 0 {
+		t.Errorf("%+v: %d nodes are open", got, opened.Load())
 	}
 }
 

@@ -132,7 +132,6 @@ func (t *tracer) Visited(core int, node *graph.Instance, v *packet.Vector, lanes
 			p.frames++
 			t.follow(f, p)
 		}
-		t.made[core] = t.made[core][:0]
 	}
 	t.made[core] = t.made[core][:0]
 }
@@ -234,7 +233,7 @@ func names(s *state.Snapshot, vip, backend uint32) (v, b string) {
 	if int(backend) < len(s.Backends) && backend != 0 {
 		b = s.Backends[backend].Addr.String()
 	}
-	if int(vip) >= len(s.Services) || vip == 0 {
+	if int(vip) >= len(s.Services) {
 		return "", b
 	}
 	x := &s.Services[vip]

@@ -261,8 +261,8 @@ func TestSample(t *testing.T) {
 		for _, x := range all {
 			got = append(got, fmt.Sprintf("%s %s %s %s", x.Flow, x.Verdict, x.Node, x.Reason))
 		}
-		if len(got) == 0 || got[0] != q.want {
-			t.Errorf("%s: %q, want %q; %v", name, got, q.want, err)
+		if err != nil || len(got) != 1 || got[0] != q.want {
+			t.Errorf("%s: %q, want %q alone; %v", name, got, q.want, err)
 		}
 	}
 	if r.Stats()[0].Dropped == drops {

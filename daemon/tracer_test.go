@@ -62,6 +62,11 @@ func TestSampleHeld(t *testing.T) {
 			if x.Verdict != "sent" || x.Node != "tx" || way(x) != early+" mtu gre tx" || x.Steps[3].Says != "later fragment, held" || len(x.After) != 1 || x.Backend == "" {
 				t.Errorf("what was held: %+v", x)
 			}
+			for i, s := range x.Steps {
+				if i != 3 && strings.Contains(s.Says, "held") || s.Node == "tx" && s.Says != "" {
+					t.Errorf("%s says %q", s.Node, s.Says)
+				}
+			}
 		case bytes.Equal(x.Before, first):
 			seen["first"]++
 		case bytes.Equal(x.Before, other[0]):
@@ -201,6 +206,92 @@ func TestSampleIsBounded(t *testing.T) {
 	}
 	if len(x.flight) != 0 || x.following.Load() != 0 || told != mostTracked+packet.Size {
 		t.Errorf("at the end %d packets are followed, %d are counted, %d were told", len(x.flight), x.following.Load(), told)
+	}
+}
+
+// TestRest: what is held when a command ends is told as held, once; what was on its way
+// between two nodes, or went on, is not told.
+func TestRest(t *testing.T) {
+	source, node := &graph.Instance{Name: "rx", Kind: graph.Lookup("xdp-rx")}, &graph.Instance{Name: "frag-pin", Kind: graph.Lookup("frag-pin")}
+	var told []string
+	x := &tracer{graph: "edge", snap: newRig(t, plain).Snapshot, flight: map[uint32]*tracked{}, admit: func([]byte) bool { return true },
+		tell: func(p admin.Traced) { told = append(told, p.Verdict+" "+p.Node) }}
+	v := &packet.Vector{Mem: make([]byte, 2048)}
+	for i := range 4 {
+		v.Frame[i], v.Len[i], v.Chain[i] = uint32(i), 60, packet.NoFrame
+	}
+	x.Received(0, source, v, packet.All(4))
+	for _, f := range []uint32{1, 2, 3} {
+		x.Held(0, node, &packet.Record{Frame: f})
+	}
+	x.Passed(0, 1, node, &packet.Record{Frame: 2})                                                     // it goes to another core
+	x.Ended(0, node, &packet.Record{Frame: 3, Chain: packet.NoFrame}, runtime.Dropped, "frag_expired") // it was held for too long
+	x.rest()
+	x.rest()
+	if got := strings.Join(told, ", "); got != "dropped frag-pin, held frag-pin" {
+		t.Errorf("told were %s", got)
+	}
+	if len(x.flight) != 0 || x.following.Load() != 0 {
+		t.Errorf("%d packets are followed still, %d are counted", len(x.flight), x.following.Load())
+	}
+}
+
+// TestOwnFrameDecides: what becomes of a packet is what becomes of its own frame,
+// whatever becomes of those that were made of it, in whatever order; and it is told once
+// all have ended.
+func TestOwnFrameDecides(t *testing.T) {
+	rx, gre, tx := &graph.Instance{Name: "rx", Kind: graph.Lookup("xdp-rx")}, &graph.Instance{Name: "gre", Kind: graph.Lookup("gre-encap")}, &graph.Instance{Name: "tx", Kind: graph.Lookup("xdp-tx")}
+	r := newRig(t, plain)
+	for _, order := range [][]uint32{{1, 7}, {7, 1}} {
+		var told []admin.Traced
+		x := &tracer{engine: r.engine("edge"), graph: "edge", snap: r.Snapshot, flight: map[uint32]*tracked{}, admit: func([]byte) bool { return true }, tell: func(p admin.Traced) { told = append(told, p) }}
+		v := &packet.Vector{Mem: make([]byte, 2048)}
+		v.Frame[0], v.Len[0], v.Chain[0] = 1, 60, packet.NoFrame
+		x.Received(0, rx, v, packet.All(1))
+		x.Made(0, gre, &packet.Record{Frame: 7})
+		x.Visited(0, gre, v, packet.All(1))
+		for i, f := range order {
+			if f == 1 {
+				x.Ended(0, tx, &packet.Record{Frame: 1, Len: 60, Chain: packet.NoFrame}, runtime.Sent, "")
+			} else {
+				x.Ended(0, gre, &packet.Record{Frame: 7, Len: 60, Chain: packet.NoFrame}, runtime.Dropped, "why")
+			}
+			if len(told) != i {
+				t.Fatalf("%v: %d were told when %d frames had ended", order, len(told), i+1)
+			}
+		}
+		if p := told[0]; p.Verdict != "sent" || p.Node != "tx" || p.Reason != "" || len(p.After) != 1 {
+			t.Errorf("%v: %s at %s, %q, %d frames", order, p.Verdict, p.Node, p.Reason, len(p.After))
+		}
+		if len(x.flight) != 0 || x.following.Load() != 0 {
+			t.Errorf("%v: %d frames are followed still", order, len(x.flight))
+		}
+	}
+}
+
+// TestSampleLeaves: a command that has what it wanted watches no more. While it does,
+// nodes that make packets process one at a time, and not a vector.
+func TestSampleLeaves(t *testing.T) {
+	r, _ := newFull(t)
+	f := flows(t, 64)
+	calls := func() (calls, vectors uint64) {
+		s := r.Stats()[0]
+		return s.Node("mtu").Calls, s.Passes
+	}
+	for _, c := range []admin.Filter{{Count: 1}, {Count: 100000, Protocol: "udp"}} { // it ends by count, and by itself
+		c0, v0 := calls()
+		if all, err := r.sample(c, func() { r.put(f) }); err != nil || len(all) > 1 {
+			t.Fatal(len(all), err)
+		}
+		c1, v1 := calls()
+		if c1-c0 <= v1-v0 && c.Count > 1 {
+			t.Errorf("%+v: while it watches there are %d calls for %d vectors: this test shows nothing", c, c1-c0, v1-v0)
+		}
+		r.put(f)
+		c2, v2 := calls()
+		if c2-c1 > v2-v1 {
+			t.Errorf("%+v: afterwards there are %d calls for %d vectors", c, c2-c1, v2-v1)
+		}
 	}
 }
 
