@@ -23,6 +23,7 @@ import (
 	"go.uber.org/zap/zaptest"
 	"golang.org/x/sys/unix"
 
+	"github.com/lbgraph/lbgraph/control/admin"
 	_ "github.com/lbgraph/lbgraph/control/all"
 	"github.com/lbgraph/lbgraph/graph"
 	"github.com/lbgraph/lbgraph/graph/lang"
@@ -559,4 +560,49 @@ func gre(f []byte) []byte {
 		return f
 	}
 	return nil
+}
+
+// TestNetTraceOfTheProgram: what the XDP program would not let in is told as its verdict,
+// and is not counted; what it does drop is counted where the graph would have dropped it.
+func TestNetTraceOfTheProgram(t *testing.T) {
+	w := newWorld(t, 1)
+	d := w.start(load(t))
+	for _, c := range []struct {
+		protocol, destination string
+		want                  string
+	}{
+		{"tcp", "203.0.113.80:80", "sent tx  web, 10 steps"},
+		{"tcp", "192.0.2.1:22", "kernel XDP program  , 1 steps"},
+		{"udp", "203.0.113.80:9", "dropped XDP program wrong_port web, 1 steps"},
+	} {
+		x, err := d.Trace(admin.Flow{Protocol: c.protocol, Source: netip.MustParseAddrPort("198.51.100.7:4711"), Destination: netip.MustParseAddrPort(c.destination), SYN: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := fmt.Sprintf("%s %s %s %s, %d steps", x.Verdict, x.Node, x.Reason, x.VIP, len(x.Steps)); got != c.want || x.Graph != "edge" || x.Flow != c.protocol+" 198.51.100.7:4711 > "+c.destination || len(x.Before) == 0 {
+			t.Errorf("%s: %s, want %s; %s, %s", c.destination, got, c.want, x.Graph, x.Flow)
+		}
+	}
+	if n := d.Stats()[0].Drops(); len(n) > 0 {
+		t.Errorf("asking dropped %v", n)
+	}
+	var err error
+	w.client.Do(func() {
+		var c net.Conn
+		if c, err = net.Dial("udp", "203.0.113.80:9"); err == nil {
+			_, err = c.Write([]byte("x"))
+			_ = c.Close()
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		s := d.Stats()[0]
+		if n := s.Drops()["vip-classify.wrong_port"]; n == 1 && s.Received >= 1 && s.CheckConservation() == nil {
+			return
+		} else if time.Now().After(end) {
+			t.Fatalf("the program dropped %d, %v", n, s.Drops())
+		}
+	}
 }
