@@ -281,5 +281,8 @@ reload { watch = false }
 	if c := regexp.MustCompile(`lbgraph\.service(:\d+)?: (Unknown|Failed to) .*`).FindString(log); c != "" {
 		t.Errorf("systemd complains: %s", c)
 	}
+	if out, err := m.try("ls", "-l", "/run/lbgraph"); err == nil {
+		t.Errorf("it leaves behind: %s", out)
+	}
 	nothingAttached(t, ns, "eth0")
 }

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"net"
@@ -526,7 +527,8 @@ func TestFits(t *testing.T) {
 	tcp := nodetest.TCP(t, nodetest.Client4, vip80, 1000, 80, nil)
 	six := nodetest.TCP(t, nodetest.Client6, netip.MustParseAddr("2001:db8::80"), 1000, 443, nil)
 	udp := nodetest.UDP(t, nodetest.Client4, vip80, 1001, 7)
-	_, later := fragmented(t, 1, 304)
+	// What stands where a first fragment has its ports is none of the others'.
+	_, later := inFragments(nodetest.UDP(t, nodetest.Client4, vip80, 1001, 7, bytes.Repeat([]byte{1000 >> 8, 1000 & 0xff, 0, 7}, 150)...), 304)
 	icmp := nodetest.Cases(t)["echo6"]
 	arp := append(make([]byte, 12), 8, 6, 0, 1)
 	prefix := netip.MustParsePrefix

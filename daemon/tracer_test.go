@@ -201,6 +201,13 @@ func TestSampleIsBounded(t *testing.T) {
 	if len(x.flight) != mostTracked || told != packet.Size {
 		t.Errorf("%d packets are followed after %d have ended", len(x.flight), told)
 	}
+	for f := range uint32(packet.Size) {
+		end(packet.Size + f)
+	}
+	receive(0)
+	if n := mostTracked - packet.Size; len(x.flight) != n || int(x.following.Load()) != n {
+		t.Errorf("%d packets are followed after %d came again, %d are counted, want %d", len(x.flight), packet.Size, x.following.Load(), n)
+	}
 	for f := range uint32(3 * mostTracked) {
 		end(f)
 	}
