@@ -172,7 +172,7 @@ func (d *Daemon) fromFile(q request) admin.Reload {
 	d.tellReload(&r)
 	d.shared.Lock()
 	c.files = l.Files()
-	if r.Outcome != admin.Unchanged || c.status.LastGood {
+	if r.Outcome != admin.Unchanged {
 		c.status.Reloads[r.Outcome]++
 	}
 	last := r

@@ -332,8 +332,43 @@ func TestWrongFile(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if _, err := LoadSaved(path); err == nil {
-			t.Errorf("%s was taken", path)
+		want := path + " is no configuration that was kept"
+		if text == "" {
+			want = "no such file"
+		}
+		if _, err := LoadSaved(path); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+}
+
+// TestUnchangedIsNotCounted: a reload that finds nothing new has no outcome of its own on
+// the page, also where it finds that the last good configuration is what the file says.
+func TestUnchangedIsNotCounted(t *testing.T) {
+	r := newRig(t, plain)
+	for range 2 {
+		r.write(plain + "# more\n")
+		if got := r.ReloadFile("test", false); got.Outcome != admin.Unchanged {
+			t.Fatalf("%+v", got)
+		}
+	}
+	again := newRig(t, plain, func(o *Options) {
+		good := o.Loaded
+		o.LastGood = &good
+	})
+	if c := again.Configuration(); !c.LastGood {
+		t.Errorf("%+v", c)
+	}
+	if got := again.ReloadFile("test", false); got.Outcome != admin.Unchanged {
+		t.Fatalf("%+v", got)
+	}
+	for _, x := range []*rig{r, again} {
+		c := x.Configuration()
+		if got := fmt.Sprint(c.Reloads); got != "map[failed:0 refused:0 reloaded:0 wrong:0]" || c.LastGood || c.Last.Outcome != admin.Unchanged {
+			t.Errorf("%s, %+v", got, c)
+		}
+		if got := scrape(t, x.Daemon); got["lbgraph_configuration_valid"] != 1 || got["lbgraph_configuration_last_good"] != 0 {
+			t.Errorf("valid is %v, last good %v", got["lbgraph_configuration_valid"], got["lbgraph_configuration_last_good"])
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net/netip"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -24,6 +25,31 @@ func fragmented(t *testing.T, id uint16, n int) (first, rest []byte) {
 	u := nodetest.UDP(t, nodetest.Client4, vip80, 4000+id, 7, make([]byte, 600)...)
 	binary.BigEndian.PutUint16(u[14+4:], id)
 	return inFragments(u, n)
+}
+
+// TestTraceWritesNothing: a node that writes every packet to a file writes none that is
+// only asked about.
+func TestTraceWritesNothing(t *testing.T) {
+	samples := t.TempDir() + "/x.pcap"
+	r := newRig(t, strings.Replace(full, `{ file = "SAMPLES" }`, fmt.Sprintf("{\n    file  = %q\n    every = 1\n  }", samples), 1))
+	size := func() int64 {
+		info, err := os.Stat(samples)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return info.Size()
+	}
+	for range 3 {
+		x, err := r.Trace(admin.Flow{Protocol: "tcp", Source: netip.MustParseAddrPort("198.51.100.7:1"), Destination: netip.MustParseAddrPort("203.0.113.80:80"), SYN: true})
+		if err != nil || x.Verdict != "sent" || !strings.Contains(way(x), " copy ") {
+			t.Errorf("%s: %s, %v", x.Verdict, way(x), err)
+		}
+	}
+	if n := size(); n > 0 {
+		t.Errorf("asking wrote %d bytes", n)
+	}
+	r.put(flows(t, 1))
+	r.until("what comes is written", func() bool { return size() > 0 })
 }
 
 // TestSampleHeld: a piece that came before the first is told as held, by the node that
