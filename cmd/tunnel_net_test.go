@@ -124,6 +124,14 @@ graph "edge" {
 			t.Fatal(err)
 		}
 	}
+	// Checks under way go the way that the file says now: these backends take no IP in IP
+	// off.
+	sick := func() int { return strings.Count(log.String(), `"state": "UNHEALTHY"`) }
+	was := sick()
+	reload(strings.Replace(text, `"gre-encap"`, `"ipip-encap"`, 1))
+	until("checks do not go the new way", func() bool { return sick() >= was+2 })
+	reload(text)
+	until("checks do not go the old way again", func() bool { by := ask(10); return by["backend 1"] > 0 && by["backend 2"] > 0 })
 	reload(strings.Replace(text, `through  = "tunnel"`, "", 1))
 	until("the tunnel stays", func() bool { return left() == before })
 	if by := ask(20); by["backend 1"]+by["backend 2"] != 20 {
