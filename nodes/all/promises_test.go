@@ -61,6 +61,20 @@ func TestDefaults(t *testing.T) {
 		"source-filter unlisted":             `"allow"`,
 		"generate flows":                     "1000",
 		"generate rate":                      "0",
+		"listen header_timeout":              `"7s"`,
+		"listen idle_timeout":                `"1m"`,
+		"listen body_timeout":                `"5s"`,
+		"listen body_rate":                   "65536",
+		"listen write_timeout":               `"7s"`,
+		"listen http2":                       "true",
+		"listen http2_streams":               "100",
+		"proxy connect_timeout":              `"7s"`,
+		"proxy response_timeout":             `"7s"`,
+		"proxy write_timeout":                `"7s"`,
+		"proxy idle_timeout":                 `"1h"`,
+		"proxy keepalive_timeout":            `"1m"`,
+		"proxy retry_budget":                 "20",
+		"tls min_version":                    `"1.2"`,
 	} {
 		words := strings.Fields(promise)
 		args, ok := blocks[words[0]]

@@ -1,0 +1,263 @@
+package streams_test
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
+
+	"github.com/lbgraph/lbgraph/runtime/streams"
+)
+
+// What is in flight has half a minute when the plane stops.
+func TestStopTime(t *testing.T) {
+	if streams.StopTime != 30*time.Second {
+		t.Error(streams.StopTime)
+	}
+}
+
+// A body of known length has in all its time and what it takes at the rate, whatever
+// progress it makes; one of unknown length has its time from piece to piece.
+func TestBodyTime(t *testing.T) {
+	s := serve(t, func(p *peer) {
+		h := p.head()
+		if strings.Contains(h, "chunked") {
+			for p.read(3) == "1\r\n" {
+				p.read(3)
+			}
+			p.send(ok)
+		}
+		p.rest()
+	})
+	// 300 ms, and a second for 1000 bytes.
+	r := run(t, simple(in("body_timeout = \"300ms\"\n body_rate = 1000"), s.addr()))
+	const least = 1200 * time.Millisecond
+	begun := time.Now()
+	p := dial(t, r.addr("in"))
+	p.send("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n")
+	go func(p *peer) {
+		for range 500 {
+			if _, err := p.Write([]byte("x")); err != nil {
+				return
+			}
+			time.Sleep(20 * time.Millisecond)
+		}
+	}(p)
+	if h := p.head(); !strings.HasPrefix(h, "HTTP/1.1 408 ") || time.Since(begun) < least || time.Since(begun) > 6*time.Second {
+		t.Errorf("%q after %v", h, time.Since(begun))
+	}
+	_ = p.Close()
+	// Over HTTP/2.
+	begun = time.Now()
+	f := h2raw(t, r.addr("in"))
+	_ = f.headers(1, false, h2post("content-length", "1000")...)
+	ended := make(chan struct{})
+	go func() {
+		for i := 0; i < 500; i++ {
+			select {
+			case <-ended:
+				return
+			case <-time.After(20 * time.Millisecond):
+				_ = f.WriteData(1, false, []byte("x"))
+			}
+		}
+	}()
+	if s := f.status(1); s != "408" || time.Since(begun) < least || time.Since(begun) > 6*time.Second {
+		t.Errorf("HTTP/2: %s after %v", s, time.Since(begun))
+	}
+	close(ended)
+	// The largest length there is does not overflow.
+	p = dial(t, r.addr("in"))
+	p.send("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9223372036854775807\r\n\r\nhello")
+	if !p.silent(600 * time.Millisecond) {
+		t.Errorf("a body of 2^63 - 1 bytes: %q", p.head())
+	}
+	_ = p.Close()
+	// Unknown length: a piece every 100 ms for two seconds, then none.
+	for _, stops := range []bool{false, true} {
+		p = dial(t, r.addr("in"))
+		p.send("POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+		for range 20 {
+			p.send("1\r\nx\r\n")
+			time.Sleep(100 * time.Millisecond)
+		}
+		want := "HTTP/1.1 408 "
+		if !stops {
+			p.send("0\r\n\r\n")
+			want = "HTTP/1.1 200 "
+		}
+		if h := p.head(); !strings.HasPrefix(h, want) {
+			t.Errorf("unknown length, stops %v: %q", stops, h)
+		}
+		_ = p.Close()
+	}
+	r.quiet()
+}
+
+// The time for the head of an answer is that of the proxy on the request's way; calls
+// of gRPC have none.
+func TestResponseTime(t *testing.T) {
+	slow := serve(t, func(p *peer) {
+		for !strings.Contains(p.head(), "«") {
+			time.Sleep(700 * time.Millisecond)
+			p.send(ok)
+		}
+	})
+	r := run(t, fmt.Sprintf("pool \"web\" {\n table_size = 251\n%s}\nstream \"s\" {\n path {\n main = [in, by.short, pick, short]\n long = [by.long, pick2, long]\n}\n%s\n}\n", backends(slow.addr()),
+		in("")+"node \"route\" \"by\" {\n rule \"long\" { path = [\"/long\"] }\n rule \"short\" {}\n}\n"+
+			"node \"balance\" \"pick\" { pool = pool.web }\nnode \"balance\" \"pick2\" { pool = pool.web }\n"+
+			"node \"proxy\" \"short\" { response_timeout = \"150ms\" }\nnode \"proxy\" \"long\" { response_timeout = \"20s\" }\n"))
+	p := dial(t, r.addr("in"))
+	for target, want := range map[string]string{"/": "504 504 Gateway Timeout\n", "/long": "200 ok"} {
+		if got := p.get("GET " + target + " HTTP/1.1\r\nHost: x\r\n\r\n"); got != want {
+			t.Errorf("%s: %q", target, got)
+		}
+	}
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		select {
+		case <-time.After(700 * time.Millisecond):
+		case <-req.Context().Done():
+		}
+	}))
+	s.Config.Protocols = new(http.Protocols)
+	s.Config.Protocols.SetUnencryptedHTTP2(true)
+	s.Start()
+	defer s.Close()
+	r = run(t, simple(out("http = \"2\"\n response_timeout = \"150ms\""), addrOf(s)))
+	f := h2raw(t, r.addr("in"))
+	for i, c := range []struct{ typ, want string }{{"application/grpc", "200"}, {"application/grpc+proto", "200"}, {"text/plain", "504"}} {
+		id := uint32(2*i + 1)
+		_ = f.headers(id, false, h2post("content-type", c.typ, "te", "trailers")...)
+		_ = f.WriteData(id, true, []byte("hello"))
+		if got := f.status(id); got != c.want {
+			t.Errorf("%s: %s", c.typ, got)
+		}
+	}
+	_ = f.p.Close()
+	r.quiet()
+}
+
+// A backend that takes the connection and no handshake of TLS is a connect time-out.
+func TestHandshakeTime(t *testing.T) {
+	silent := serve(t, func(p *peer) { p.rest() })
+	r := run(t, simple(out("connect_timeout = \"150ms\"\n retries = 0\n tls {}"), silent.addr()))
+	p := dial(t, r.addr("in"))
+	if got := p.get(get); got != "504 504 Gateway Timeout\n" || r.output("out", "connect_timeout") != 1 {
+		t.Errorf("%q", got)
+	}
+	r.quiet()
+}
+
+// An upgraded connection ends when nothing happens on it for its time, and not while
+// something does, whichever way.
+func TestUpgradedIdle(t *testing.T) {
+	ended := make(chan time.Time, 1)
+	s := serve(t, func(p *peer) {
+		back := strings.Contains(p.head(), "GET /back")
+		p.send("HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n")
+		for range 20 {
+			time.Sleep(100 * time.Millisecond)
+			if back {
+				p.send("x")
+			}
+		}
+		p.rest()
+		ended <- time.Now()
+	})
+	r := run(t, simple(in("write_timeout = \"200ms\"\n idle_timeout = \"200ms\"")+out("idle_timeout = \"600ms\"\n response_timeout = \"200ms\""), s.addr()))
+	for _, way := range []string{"/there", "/back"} {
+		p := dial(t, r.addr("in"))
+		p.send("GET " + way + " HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
+		if h := p.head(); !strings.HasPrefix(h, "HTTP/1.1 101 ") {
+			t.Fatalf("%q", h)
+		}
+		for range 20 {
+			if way == "/there" {
+				p.send("x")
+				time.Sleep(100 * time.Millisecond)
+			} else if got := p.read(1); got != "x" {
+				t.Fatalf("%s: %q", way, got)
+			}
+		}
+		last := time.Now()
+		select {
+		case at := <-ended:
+			if d := at.Sub(last); d < 300*time.Millisecond {
+				t.Errorf("%s: ended after %v", way, d)
+			}
+		case <-time.After(10 * time.Second):
+			t.Errorf("%s: it stays", way)
+		}
+		if got := p.rest(); strings.Contains(got, "time-out") {
+			t.Errorf("%s: %q", way, got)
+		}
+		r.quiet()
+	}
+}
+
+// Each piece of a body is at the other side before the next one is sent, both ways at
+// the same time.
+func TestPiecesBothWays(t *testing.T) {
+	s := serve(t, func(p *peer) {
+		for {
+			h := p.head()
+			if strings.Contains(h, "«") {
+				return
+			}
+			p.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+			for {
+				size := p.read(3)
+				if size != "1\r\n" {
+					break
+				}
+				p.send(size + p.read(3))
+			}
+			p.send("0\r\n\r\n")
+			return
+		}
+	})
+	r := run(t, simple("", s.addr()))
+	p := dial(t, r.addr("in"))
+	p.send("POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+	if h := p.head(); !strings.HasPrefix(h, "HTTP/1.1 200 ") {
+		t.Fatalf("%q", h)
+	}
+	for i := range 5 {
+		piece := fmt.Sprintf("1\r\n%d\r\n", i)
+		p.send(piece)
+		if got := p.read(6); got != piece {
+			t.Fatalf("%d: %q", i, got)
+		}
+	}
+	p.send("0\r\n\r\n")
+	if got := p.read(5); got != "0\r\n\r\n" {
+		t.Errorf("%q", got)
+	}
+	_ = p.Close()
+	f := h2raw(t, r.addr("in"))
+	_ = f.headers(1, false, h2post()...)
+	for i := range 5 {
+		piece := fmt.Sprint(i)
+		_ = f.WriteData(1, false, []byte(piece))
+		var got string
+		if err := f.until(func(x http2.Frame) bool {
+			d, is := x.(*http2.DataFrame)
+			if is {
+				got = string(d.Data())
+			}
+			return is && len(d.Data()) > 0
+		}); err != nil || got != piece {
+			t.Fatalf("HTTP/2: %d: %q, %v", i, got, err)
+		}
+	}
+	_ = f.WriteData(1, true, nil)
+	if err := f.until(func(x http2.Frame) bool { d, is := x.(*http2.DataFrame); return is && d.StreamEnded() }); err != nil {
+		t.Errorf("HTTP/2: %v", err)
+	}
+	_ = f.p.Close()
+	r.quiet()
+}
