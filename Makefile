@@ -7,7 +7,7 @@ LDFLAGS := -s -w -X github.com/lbgraph/lbgraph/cmd.version=$(VERSION)
 TESTSUM := $(GO) run ./internal/testsum
 
 # Packages whose goroutines share memory: these run under the race detector too.
-RACE := ./runtime/... ./nodes/stream/... ./io/stream/... ./io/http1/... ./control/... ./daemon/... ./graph/... ./io/ring/... ./io/mem/... ./io/watch/... ./cmd/...
+RACE := ./runtime/... ./nodes/stream/... ./io/stream/... ./io/http1/... ./control/... ./daemon/... ./graph/... ./io/ring/... ./io/mem/... ./io/watch/... ./cmd/... ./internal/flood/...
 
 .PHONY: help build check test race lint gen demo bench bench-streams soak open clean
 

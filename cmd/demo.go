@@ -18,7 +18,7 @@ func init() { add(newDemo) }
 func newDemo(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "demo [FILE]",
-		Short: "Show balancers at work, in network namespaces of their own",
+		Short: "Show balancers at work, or be their backend, or their load",
 		Long: `Makes a client, a router with BIRD, two balancers and their backends in network
 namespaces, and runs FILE (lb.hcl by default) on AF_XDP at both balancers. Sends
 HTTP and UDP requests; kills a balancer and a backend under open connections and

@@ -1,8 +1,10 @@
-# A TCP target and an HTTP target on two backends each, shared out in turn. Try it:
+# A TCP target and an HTTP target on two backends each, shared out in turn. Try it,
+# with backends that say who they are:
 #
-#   lbgraph check examples/simple.hcl
+#   lbgraph demo backend --http 8081-8082 --tcp 8091-8092
 #   lbgraph run examples/simple.hcl
 #   curl http://127.0.0.1:8080/
+#   echo hello | nc -N 127.0.0.1 8090
 
 variable "web" { default = "127.0.0.1:8080" } # where HTTP is served
 variable "tcp" { default = "127.0.0.1:8090" } # where TCP is passed on
