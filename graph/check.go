@@ -2,6 +2,7 @@ package graph
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 
 	"github.com/hashicorp/hcl/v2"
@@ -15,6 +16,7 @@ import (
 func Check(f *File) hcl.Diagnostics {
 	var says diagnostics
 	once := map[*Kind]*Instance{}
+	listens := map[netip.AddrPort]*Instance{}
 	single := func(n *Instance) {
 		if first := once[n.Kind]; first != nil && n.Kind.Single {
 			says.err(fmt.Sprintf("Two %s in one file", n.Kind.Name), &n.Range, "One %s is all that a file can have, and it stands at %s:%d. Leave one of them out.",
@@ -36,6 +38,17 @@ func Check(f *File) hcl.Diagnostics {
 			single(n)
 			wanted(f, n, &says)
 			portless(f, n, &says)
+			for _, l := range n.Kind.Listens(n.Config) {
+				if first := listens[l.Address]; first != nil {
+					at, ok := f.Places["stream."+g.Name+"."+n.Name+".address"]
+					if !ok {
+						at = n.Range
+					}
+					says.err("Address used twice", &at, "%s listens on %s, and so does %s at %s:%d. Give one of them another address or port.",
+						n, l.Address, first, first.Range.Filename, first.Range.Start.Line)
+				}
+				listens[l.Address] = n
+			}
 			if need := n.Kind.Cores(n.Config); g.Cores > 0 && need > g.Cores {
 				says.err("Too few cores", &n.Range, "%s works with %d cores, and graph %q has %d. Set cores to %d or more, or leave it out.",
 					n, need, g.Name, g.Cores, need)

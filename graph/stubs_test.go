@@ -25,11 +25,11 @@ type stub struct {
 
 // session is the arguments of stream kinds.
 type session struct {
-	Address  string `hcl:"address,optional" doc:"where it listens"`
-	Protocol string `hcl:"protocol,optional" doc:"http or tcp"`
-	Pool     string `hcl:"pool,optional" doc:"whose backends are chosen"`
-	Port     int    `hcl:"port,optional" doc:"of backends without one"`
-	Rules    []rule `hcl:"rule,block" doc:"an output"`
+	Address  netip.AddrPort `hcl:"address,optional" doc:"where it listens"`
+	Protocol string         `hcl:"protocol,optional" doc:"http or tcp"`
+	Pool     string         `hcl:"pool,optional" doc:"whose backends are chosen"`
+	Port     int            `hcl:"port,optional" doc:"of backends without one"`
+	Rules    []rule         `hcl:"rule,block" doc:"an output"`
 
 	Certificates []certificate `hcl:"certificate,block" doc:"a certificate"`
 }
@@ -149,7 +149,8 @@ func init() {
 		d.Streams = func(session, *g.Env) (stream.Stage, error) { return nil, errors.New("a stub") }
 		g.Register(d)
 	}
-	sessions(g.Def[session]{Kind: "listen", Source: true, Outputs: drops("full", "client_full", "bad_proxy"), OutputsOf: speaks(g.Conn)})
+	sessions(g.Def[session]{Kind: "listen", Source: true, Outputs: drops("full", "client_full", "bad_proxy"), OutputsOf: speaks(g.Conn),
+		Listens: func(c session) []g.Listen { return []g.Listen{{Address: c.Address}} }})
 	sessions(g.Def[session]{Kind: "tls", Needs: g.Conn, Forbids: g.TLS | g.HTTP, Outputs: drops("handshake_failed", "handshake_timeout"), OutputsOf: speaks(g.TLS)})
 	sessions(g.Def[session]{Kind: "admit", Needs: g.Conn, Outputs: outputs(next(0, 0), "overflow", "upgraded_full")})
 	sessions(g.Def[session]{Kind: "route", Needs: g.Conn, Outputs: drops("no_route", "bad_hello"), OutputsOf: func(c session) (all []g.Output) {
