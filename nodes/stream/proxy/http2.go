@@ -91,7 +91,7 @@ func (p *proxy) tryHTTP2(ctx context.Context, s *stream.Session) (output int, ag
 	}()
 	req, err := p.makeHTTP2(ctx, s, up)
 	if err != nil {
-		return badResponse, false, err
+		return badBody, false, err // not the backend's fault
 	}
 	// The time for an answer begins when the request is sent.
 	var answered atomic.Bool

@@ -56,7 +56,7 @@ func init() {
 			closedEarly:     {Name: "closed_early", Else: graph.Drop, Status: 502, Doc: "the backend closed the connection before it answered"},
 			responseTimeout: {Name: "response_timeout", Else: graph.Drop, Status: 504, Doc: "the backend did not answer in time"},
 			badResponse:     {Name: "bad_response", Else: graph.Drop, Status: 502, Doc: "the backend's answer is malformed or ambiguous"},
-			badBody:         {Name: "bad_body", Else: graph.Drop, Status: 400, Doc: "the body of the request is malformed"},
+			badBody:         {Name: "bad_body", Else: graph.Drop, Status: 400, Doc: "the body of the request is malformed, or its target is no URL, where backends are spoken to with HTTP/2"},
 			bodyTimeout:     {Name: "body_timeout", Else: graph.Drop, Status: 408, Doc: "the body of the request did not come in time"},
 			cut:             {Name: "cut", Else: graph.Drop, Status: 502, Doc: "the backend broke off in the midst of its answer"},
 			clientGone:      {Name: "client_gone", Else: graph.Drop, Status: 499, Doc: "the client left before it had its answer"},
