@@ -45,7 +45,8 @@ func TestPackageNames(t *testing.T) {
 // Whoever knows one kind of node knows the form of all.
 func TestKindsHaveTheirParts(t *testing.T) {
 	for _, p := range packages(t) {
-		if !matches("nodes/packet/*", p.Path) {
+		packets := matches("nodes/packet/*", p.Path)
+		if !packets && !matches("nodes/stream/*", p.Path) {
 			continue
 		}
 		t.Run(filepath.Base(p.Path), func(t *testing.T) {
@@ -58,7 +59,7 @@ func TestKindsHaveTheirParts(t *testing.T) {
 			}
 			checkReadme(t, p.Dir, folder)
 			var tests, benchmarks, fuzzers int
-			allocs := false
+			allocs, example, arguments := false, false, false
 			for _, f := range source(t, p.Dir, p.TestFiles) {
 				for _, d := range f.Decls {
 					fn, ok := d.(*ast.FuncDecl)
@@ -75,8 +76,10 @@ func TestKindsHaveTheirParts(t *testing.T) {
 					}
 				}
 				ast.Inspect(f, func(n ast.Node) bool {
-					if id, ok := n.(*ast.Ident); ok && strings.Contains(id.Name, "Allocs") {
-						allocs = true
+					if id, ok := n.(*ast.Ident); ok {
+						allocs = allocs || strings.Contains(id.Name, "Allocs")
+						example = example || id.Name == "Example"
+						arguments = arguments || id.Name == "WrongArguments"
 					}
 					return true
 				})
@@ -84,8 +87,11 @@ func TestKindsHaveTheirParts(t *testing.T) {
 			if tests == 0 || benchmarks == 0 || fuzzers == 0 {
 				t.Errorf("%d tests, %d benchmarks, %d fuzz targets; each kind has at least one of each", tests, benchmarks, fuzzers)
 			}
-			if !allocs {
+			if packets && !allocs {
 				t.Error("no test counts allocations (testing.AllocsPerRun)")
+			}
+			if !packets && (!example || !arguments) {
+				t.Error("no test runs the example of README.md (nodetest.Example), or none has wrong arguments (nodetest.WrongArguments)")
 			}
 		})
 	}

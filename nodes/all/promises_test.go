@@ -75,6 +75,15 @@ func TestDefaults(t *testing.T) {
 		"proxy keepalive_timeout":            `"1m"`,
 		"proxy retry_budget":                 "20",
 		"tls min_version":                    `"1.2"`,
+		"listen proxy_protocol":              `"off"`,
+		"tls timeout":                        `"7s"`,
+		"admit limit":                        "100",
+		"admit queue_timeout":                `"25ms"`,
+		"admit retry_after":                  `"1s"`,
+		"balance algorithm":                  `"round-robin"`,
+		"proxy keepalive":                    "64",
+		"redirect status":                    "308",
+		"respond status":                     "200",
 	} {
 		words := strings.Fields(promise)
 		args, ok := blocks[words[0]]
@@ -198,7 +207,7 @@ vip "six" {
 			}
 			told := false
 			for _, d := range diags {
-				// What a kind itself says of its arguments stands at its block.
+				// What a packet kind itself says of its arguments stands at its block.
 				told = told || d.Subject.Start.Line == at || d.Summary == "Arguments do not fit" && d.Subject.Start.Line < at
 			}
 			if !diags.HasErrors() || !told {
