@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/lbgraph/lbgraph/control/metrics"
+	"github.com/lbgraph/lbgraph/graph"
 )
 
 // described answers the labels of every metric that a daemon with all control blocks
@@ -52,6 +53,49 @@ var (
 	grouping   = regexp.MustCompile(`\b(?:by|on)\s*\(([^)]*)\)`)
 )
 
+// words are matchers by what nodes tell of themselves.
+var words = regexp.MustCompile(`\b(event|reason|outcome|value)\s*(?:=~|!~|!=|=)\s*"([^"]*)"`)
+
+// wordsOf answers all values that labels can have which nodes give: what they count,
+// why they drop, how sessions end. Values that nodes measure are those of a daemon with
+// every stream node.
+var wordsOf = func() func(*testing.T) map[string][]string {
+	var all map[string][]string
+	return func(t *testing.T) map[string][]string {
+		if all != nil {
+			return all
+		}
+		all = map[string][]string{}
+		for _, k := range graph.Kinds() {
+			for _, c := range k.Counters {
+				all["event"] = append(all["event"], c.Name)
+			}
+			for _, o := range k.Outputs {
+				all["reason"] = append(all["reason"], o.Name)
+			}
+		}
+		all["reason"] = append(all["reason"], "reload", "no_punt", "unanswered", "no_socket", "no_frame")
+		for o := range graph.Outcomes {
+			all["outcome"] = append(all["outcome"], graph.Outcome(o).String())
+		}
+		r, _, _ := newShop(t)
+		for _, s := range r.StreamStats() {
+			for _, n := range s.Nodes {
+				for v := range n.Gauges {
+					all["value"] = append(all["value"], v)
+				}
+			}
+		}
+		full, _ := newFull(t)
+		for _, n := range full.Stats()[0].Nodes {
+			for v := range n.Gauges {
+				all["value"] = append(all["value"], v)
+			}
+		}
+		return all
+	}
+}()
+
 // checkExpression finds names in an expression that no daemon has.
 func checkExpression(t *testing.T, where, expr string, all map[string][]string) {
 	t.Helper()
@@ -66,6 +110,13 @@ func checkExpression(t *testing.T, where, expr string, all map[string][]string) 
 		}
 		named = true
 		labels = append(labels, have...)
+		for _, l := range words.FindAllStringSubmatch(m[1], -1) {
+			for _, w := range strings.Split(l[2], "|") {
+				if whole := regexp.MustCompile("^(?:" + w + ")$"); !slices.ContainsFunc(wordsOf(t)[l[1]], whole.MatchString) {
+					t.Errorf("%s: %s = %q, which nothing tells of itself", where, l[1], w)
+				}
+			}
+		}
 		for _, l := range matcher.FindAllStringSubmatch(m[1], -1) {
 			if !slices.Contains(have, l[1]) {
 				t.Errorf("%s: %s has no label %s, but %v", where, name, l[1], have)
@@ -103,7 +154,7 @@ func TestAlertRules(t *testing.T) {
 	}
 	text := strings.ReplaceAll(string(b), ">-\n", "")
 	rules := regexp.MustCompile(`(?s)- alert: (\w+)\s+expr: (.*?)\n\s+(?:for|labels):`).FindAllStringSubmatch(text, -1)
-	if len(rules) < 15 || len(rules) != strings.Count(text, "- alert:") {
+	if len(rules) < 29 || len(rules) != strings.Count(text, "- alert:") {
 		t.Fatalf("%d rules were read", len(rules))
 	}
 	for _, r := range rules {
@@ -175,7 +226,7 @@ func TestDashboard(t *testing.T) {
 			rules += fmt.Sprintf("  - record: panel:%d\n    expr: %s\n", n, strconv.Quote(expr))
 		}
 	}
-	if n < 25 {
+	if n < 45 {
 		t.Errorf("only %d expressions", n)
 	}
 	file := filepath.Join(t.TempDir(), "panels.yml")
