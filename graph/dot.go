@@ -39,29 +39,46 @@ const (
 	punted = "#2b62a6"
 )
 
-// Dot writes f as a Graphviz drawing: each graph from its sources to its sinks,
-// the main path heavy, undrawn fates as notes, and the control blocks below on the
-// state that nodes read.
+// Dot writes f as a Graphviz drawing: each graph from its sources to its sinks, the
+// main path heavy, undrawn fates as notes, and the control blocks on the state that
+// nodes read. It stands below them; with both planes, between packets and streams.
 func Dot(w io.Writer, f *File, o DotOptions) error {
 	d := &dot{o: o}
 	d.line("digraph %s {", quote(f.Path))
 	d.line("  graph [rankdir=LR, fontname=\"Helvetica\", fontsize=12, fontcolor=%q, nodesep=0.22, ranksep=0.42, pad=0.25, bgcolor=\"white\", newrank=true];", ink)
 	d.line("  node [shape=box, style=\"rounded,filled\", fontname=\"Helvetica\", fontsize=11, fontcolor=%q, margin=\"0.13,0.07\", height=0.42, penwidth=1.2];", ink)
 	d.line("  edge [fontname=\"Helvetica\", fontsize=9, fontcolor=%q, color=%q, arrowsize=0.65];", ink, pale)
+	head := d.take()
+	var packets, streams string
 	for i, g := range f.Graphs {
-		d.graph(i, g)
+		if d.graph(i, g); g.Plane == StreamPlane {
+			streams += d.take()
+		} else {
+			packets += d.take()
+		}
 	}
 	d.state(f)
-	d.line("}")
-	_, err := io.WriteString(w, d.b.String())
+	state := d.take()
+	if packets != "" && streams != "" {
+		// Graphviz places from below what it reads first.
+		_, err := io.WriteString(w, head+streams+state+packets+"}\n")
+		return err
+	}
+	_, err := io.WriteString(w, head+packets+streams+state+"}\n")
 	return err
 }
 
 type dot struct {
 	b       strings.Builder
 	o       DotOptions
-	readers []string // ids of nodes that read the state: all that give vip, backend or encap
+	readers []string // ids of nodes that read the state: all that give vip, backend, encap or pool
 	middle  string   // the middle one of the last graph, below which the state stands
+}
+
+// take answers what was written since the last time.
+func (d *dot) take() string {
+	defer d.b.Reset()
+	return d.b.String()
 }
 
 func (d *dot) line(format string, args ...any) { fmt.Fprintf(&d.b, format+"\n", args...) }
@@ -95,12 +112,14 @@ func role(n *Instance) string {
 	switch {
 	case n.Kind.Source:
 		return "source"
-	case n.sink() && n.Kind.Needs.Has(Outbound):
+	case n.sink() && (n.Kind.Needs.Has(Outbound) || n.Kind.Needs.Has(Pool)):
 		return "send"
-	case n.sink():
-		return "end"
+	case gives.Has(Pool):
+		return "choose"
 	case n.Kind.Plane == StreamPlane:
 		return "stream"
+	case n.sink():
+		return "end"
 	case gives.Has(Encap):
 		return "encap"
 	case gives&(VIP|Backend) != 0:
@@ -134,7 +153,7 @@ func (d *dot) graph(number int, g *Graph) {
 		if spine[n] {
 			group = ", group=main"
 		}
-		d.line("    %s [label=%s, fillcolor=%q, color=%q%s];", id(n), d.card(lines, d.fates(g, n)), colours[r][0], colours[r][1], group)
+		d.line("    %s [label=%s, fillcolor=%q, color=%q%s];", id(n), d.card(lines, d.fates(g, a, n)), colours[r][0], colours[r][1], group)
 		if r == "choose" || r == "encap" {
 			d.readers = append(d.readers, id(n))
 		}
@@ -191,23 +210,33 @@ func (d *dot) graph(number int, g *Graph) {
 	}
 }
 
-// fates answers the rows of a node's label that say what becomes of packets at
-// undrawn outputs.
-func (d *dot) fates(g *Graph, n *Instance) string {
+// fates answers the rows of a node's label that say what becomes of packets, or of
+// sessions, at undrawn outputs.
+func (d *dot) fates(g *Graph, a *Analysis, n *Instance) string {
+	requests := slices.ContainsFunc(a.Entry(n), func(f Facts) bool { return f.Has(HTTP) })
 	text := ""
 	for _, f := range []struct {
-		fate         Fate
 		title, paint string
-	}{{Drop, "drops", dropC}, {Punt, "to the kernel", punted}} {
+		is           func(Output) bool
+	}{
+		{"drops", dropC, func(o Output) bool { return o.Else == Drop && g.Plane != StreamPlane }},
+		{"closes", dropC, func(o Output) bool { return o.Else == Drop && g.Plane == StreamPlane && !(requests && answered(o)) }},
+		{"answers", dropC, func(o Output) bool { return o.Else == Drop && requests && answered(o) }},
+		{"to the kernel", punted, func(o Output) bool { return o.Else == Punt }},
+	} {
 		var names []string
 		for i, o := range n.Outputs {
-			if o.Else == f.fate && n.Edges[i] == nil {
-				name := o.Name
-				if c, ok := d.count(g, n, o.Name); ok {
-					name += " " + c
-				}
-				names = append(names, name)
+			if !f.is(o) || n.Edges[i] != nil {
+				continue
 			}
+			name := o.Name
+			if f.title == "answers" {
+				name = fmt.Sprintf("%d %s", o.Status, o.Name)
+			}
+			if c, ok := d.count(g, n, o.Name); ok {
+				name += " " + c
+			}
+			names = append(names, name)
 		}
 		if names == nil {
 			continue
@@ -223,6 +252,10 @@ func (d *dot) fates(g *Graph, n *Instance) string {
 	}
 	return text
 }
+
+// answered tells whether requests that end at an undrawn output are answered; 499 is
+// for clients that are gone.
+func answered(o Output) bool { return o.Status > 0 && o.Status != 499 }
 
 // rows joins words to lines of at most so many letters.
 func rows(words []string, width int) []string {
@@ -289,7 +322,7 @@ func (d *dot) state(f *File) {
 		lines = append(lines, fmt.Sprintf("vip %s  %s", v.Name, service(v)))
 	}
 	for _, p := range f.Spec.Pools {
-		lines = append(lines, fmt.Sprintf("pool %s  %d backends", p.Name, len(p.Backends)))
+		lines = append(lines, fmt.Sprintf("pool %s  %s", p.Name, backends(len(p.Backends))))
 	}
 	if more := len(lines) - 8; more > 1 {
 		lines = append(lines[:8], fmt.Sprintf("and %d more", more))
@@ -311,6 +344,13 @@ func (d *dot) state(f *File) {
 		d.line("  %s [label=%s, fillcolor=%q, color=%q, style=\"rounded,filled,dashed\"];", id, rich(lines...), colours["control"][0], colours["control"][1])
 		d.line("  %s -> state [style=dashed, arrowhead=none, color=%q];", id, colours["control"][1])
 	}
+}
+
+func backends(n int) string {
+	if n == 1 {
+		return "1 backend"
+	}
+	return strconv.Itoa(n) + " backends"
 }
 
 func service(v state.VIPSpec) string {
