@@ -131,8 +131,5 @@ func vipChanges(a, b state.VIPSpec) (ch []string) {
 			ch = append(ch, f.name+" changes")
 		}
 	}
-	if len(ch) == 0 && fmt.Sprintf("%+v", a) != fmt.Sprintf("%+v", b) {
-		ch = []string{"other arguments"}
-	}
 	return ch
 }

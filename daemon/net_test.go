@@ -588,8 +588,11 @@ func TestNetTraceOfTheProgram(t *testing.T) {
 	}
 	var err error
 	w.client.Do(func() {
-		var c net.Conn
-		if c, err = net.Dial("udp", "203.0.113.80:9"); err == nil {
+		for _, a := range []string{"203.0.113.80:9", "203.0.113.80:7", "203.0.113.80:7"} {
+			var c net.Conn
+			if c, err = net.Dial("udp", a); err != nil {
+				return
+			}
 			_, err = c.Write([]byte("x"))
 			_ = c.Close()
 		}
@@ -599,10 +602,20 @@ func TestNetTraceOfTheProgram(t *testing.T) {
 	}
 	for end := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
 		s := d.Stats()[0]
-		if n := s.Drops()["vip-classify.wrong_port"]; n == 1 && s.Received >= 1 && s.CheckConservation() == nil {
-			return
+		if n := s.Drops()["vip-classify.wrong_port"]; n == 1 && s.Received >= 3 && s.CheckConservation() == nil {
+			break
 		} else if time.Now().After(end) {
 			t.Fatalf("the program dropped %d, %v", n, s.Drops())
+		}
+	}
+	got := scrape(t, d)
+	for series, want := range map[string]float64{
+		`lbgraph_xdp_packets_total{interface="eth0",verdict="wrong_port"}`: 1,
+		`lbgraph_xdp_vip_packets_total{interface="eth0",vip="web"}`:        1, `lbgraph_xdp_vip_dropped_packets_total{interface="eth0",vip="web"}`: 1,
+		`lbgraph_xdp_vip_packets_total{interface="eth0",vip="echo"}`: 2, `lbgraph_xdp_vip_dropped_packets_total{interface="eth0",vip="echo"}`: 0,
+	} {
+		if v, ok := got[series]; !ok || v != want {
+			t.Errorf("%s is %v (%t), want %v", series, v, ok, want)
 		}
 	}
 }

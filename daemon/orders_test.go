@@ -114,8 +114,18 @@ func TestTwoGraphs(t *testing.T) {
 	if err := r.ChangeBackend("web", "web-1", admin.Change{Flush: true}); err != nil {
 		t.Fatal(err)
 	}
+	misses := func(graph string) uint64 {
+		for _, s := range r.Stats() {
+			if n := s.Node("ct"); s.Graph == graph {
+				return n.Counter("misses")
+			}
+		}
+		return 0
+	}
 	for p, before := range was {
 		moved := 0
+		g := map[string]string{"eth0": "edge", "eth1": "more"}[p]
+		known := misses(g)
 		for port, b := range put(p, f) {
 			switch {
 			case b == web1:
@@ -126,8 +136,8 @@ func TestTwoGraphs(t *testing.T) {
 				t.Errorf("%s: the flow of %d went from %s to %s", p, port, before[port], b)
 			}
 		}
-		if moved != on(before, web1) || moved == 0 {
-			t.Errorf("%s: %d flows moved, %d were there", p, moved, on(before, web1))
+		if moved != on(before, web1) || moved == 0 || int(misses(g)-known) != moved {
+			t.Errorf("%s: %d flows moved, %d were forgotten, %d were there", p, moved, misses(g)-known, on(before, web1))
 		}
 	}
 	q := admin.Flow{Protocol: "tcp", Source: netip.MustParseAddrPort("198.51.100.7:1"), Destination: netip.MustParseAddrPort("203.0.113.80:80"), SYN: true}
@@ -288,9 +298,12 @@ func TestReloadUndoesControls(t *testing.T) {
 	}
 	address := l.Addr().String()
 	l.Close()
-	r := newRig(t, plain)
+	var levels []string
+	r := newRig(t, with(`log { level = "warn" }`), func(o *Options) {
+		o.SetLog = func(_, level string) error { levels = append(levels, level); return nil }
+	})
 	was := r.tunnel.encap
-	next := strings.Replace(with(fmt.Sprintf("metrics { listen = %q }", address)), `"gre-encap" "gre" {}`, `"gre-encap" "gre" { ttl = 63 }`, 1)
+	next := strings.Replace(with(fmt.Sprintf("log { level = \"error\" }\nmetrics { listen = %q }", address)), `"gre-encap" "gre" {}`, `"gre-encap" "gre" { ttl = 63 }`, 1)
 	answers := func() bool {
 		c, err := net.Dial("tcp", address)
 		if err == nil {
@@ -318,6 +331,9 @@ func TestReloadUndoesControls(t *testing.T) {
 		if r.tunnel.encap != was {
 			t.Errorf("at %q: the tunnel is %+v, was %+v", at, r.tunnel.encap, was)
 		}
+	}
+	if got := strings.Join(levels, " "); got != "warn error warn error warn" {
+		t.Errorf("the log was set to %s", got)
 	}
 	r.latch = nil
 	if got := r.ReloadFile("test", false); got.Outcome != admin.Reloaded || !answers() || r.tunnel.encap.TTL != 63 {
@@ -385,6 +401,11 @@ func TestReloadUndoesItsGraph(t *testing.T) {
 	r.latch = nil
 	if got := r.ReloadFile("test", false); got.Outcome != admin.Reloaded || opened.Load() != 1 || told() != 2 {
 		t.Errorf("%+v: %d nodes are open", got, opened.Load())
+	}
+	// Nor does a graph stay that was built to be asked.
+	q := admin.Flow{Protocol: "tcp", Source: netip.MustParseAddrPort("198.51.100.7:1"), Destination: netip.MustParseAddrPort("203.0.113.80:80")}
+	if x, err := r.Trace(q); err != nil || !strings.Contains(way(x), "opener") || opened.Load() != 1 || told() != 2 {
+		t.Errorf("after a trace %d nodes are open: %+v, %v", opened.Load(), x.Steps, err)
 	}
 	r.write(plain)
 	if got := r.ReloadFile("test", false); got.Outcome != admin.Reloaded || opened.Load() != 0 || told() != 0 {
