@@ -9,7 +9,9 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"testing"
@@ -165,6 +167,55 @@ func TestDrain(t *testing.T) {
 	r.ReloadFile("test", false)
 	r.background.Wait()
 	ready("<nil>")
+	// What changes is told, not who joins in.
+	for words, want := range map[string]int{"the node is drained": 2, "the node is drained no more": 2} {
+		if n := r.logs.FilterMessage(words).Len(); n != want {
+			t.Errorf("%q was said %d times, want %d: %v", words, n, want, r.said())
+		}
+	}
+}
+
+// TestStartUndoes: when a control does not start, those that did are stopped, nothing
+// runs on, and what was open is free for the next.
+func TestStartUndoes(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := l.Addr().String()
+	l.Close()
+	dir := t.TempDir()
+	text := with(fmt.Sprintf("metrics { listen = %q }\nadmin { socket = %q }", address, filepath.Join(dir, "file", "sock")))
+	r := &rig{t: t, path: filepath.Join(dir, "lb.hcl")}
+	r.write(text)
+	if err := os.WriteFile(filepath.Join(dir, "file"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	before := runtime.NumGoroutine()
+	load := Source{Path: r.path}.Load()
+	d, err := New(load.File, Options{Loaded: load, Drivers: driversOf(&memDriver{})})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Start(t.Context()); err == nil {
+		t.Fatal("a socket below a file was opened")
+	}
+	if c, err := net.Dial("tcp", address); err == nil {
+		c.Close()
+		t.Error("a control that had started runs on")
+	}
+	if d.Ready() == nil {
+		t.Error("it is ready")
+	}
+	if got := d.ReloadFile("test", false); got.Outcome != admin.Failed {
+		t.Errorf("a reload: %+v", got)
+	}
+	for end := time.Now().Add(10 * time.Second); runtime.NumGoroutine() > before; time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			b := make([]byte, 1<<16)
+			t.Fatalf("%d goroutines, there were %d:\n%s", runtime.NumGoroutine(), before, b[:runtime.Stack(b, true)])
+		}
+	}
 }
 
 // TestDrainIsPassedOn: routes are withdrawn while the node is drained, and only then.
