@@ -296,6 +296,25 @@ func TestRunLogs(t *testing.T) {
 	}
 }
 
+// TestRunFlagsOfTheLog: form and level of the command line hold, whatever the file says and
+// whatever it says after a reload. And the environment says where the daemon is asked.
+func TestRunFlagsOfTheLog(t *testing.T) {
+	s := newStation(t, "--log", "console", "--log-level", "warn")
+	t.Setenv("LBGRAPH_SOCKET", s.socket)
+	if code, out, problem := run("drain"); code != 0 {
+		t.Errorf("exit code %d: %s%s", code, out, problem)
+	}
+	s.write(strings.Replace(made, `log { format = "json" }`, "log {\n  format = \"json\"\n  level  = \"debug\"\n}", 1))
+	s.says(0, "reload", "reloaded: 1 change")
+	s.says(0, "undrain")
+	s.write("nonsense")
+	s.says(1, "reload")
+	got := s.log.String()
+	if !strings.Contains(got, "\terror\t") || strings.Contains(got, "info") || strings.Contains(got, "{\"level\"") {
+		t.Errorf("the log is %s", got)
+	}
+}
+
 // TestLastGood: a daemon starts with what was kept when the file is wrong, if it is
 // told to; and says no when there is nothing.
 func TestLastGood(t *testing.T) {

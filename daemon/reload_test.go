@@ -342,6 +342,34 @@ func TestWrongFile(t *testing.T) {
 	}
 }
 
+// TestLogOfAReloadIsBounded: a reload with a great many changes, or mistakes, writes some
+// of them and says how many there are besides.
+func TestLogOfAReloadIsBounded(t *testing.T) {
+	many := func(pool string) string {
+		var b strings.Builder
+		for i := range mostLines + 7 {
+			fmt.Fprintf(&b, "vip \"v%d\" {\n  address = \"203.0.113.%d\"\n  pool    = pool.%s\n}\n", i, 100+i, pool)
+		}
+		return with(b.String())
+	}
+	r := newRig(t, plain)
+	r.write(many("none"))
+	got := r.ReloadFile("test", false)
+	if got.Outcome != admin.Wrong || len(got.Messages) != mostLines+7 {
+		t.Fatalf("%s with %d messages", got.Outcome, len(got.Messages))
+	}
+	if n := r.logs.FilterMessage("Unknown name").Len(); n != mostLines || !r.logged("and 7 messages more on the file") {
+		t.Errorf("%d messages are logged; the last lines are %v", n, r.said()[max(0, len(r.said())-2):])
+	}
+	r.write(many("web"))
+	if got := r.ReloadFile("test", false); got.Outcome != admin.Reloaded || len(got.Plan) != mostLines+7 {
+		t.Fatalf("%s with %d changes", got.Outcome, len(got.Plan))
+	}
+	if n := r.logs.FilterMessage("change").Len(); n != mostLines || !r.logged("and 7 changes more") || !r.logged("reloaded", fmt.Sprint("changes:", mostLines+7)) {
+		t.Errorf("%d changes are logged; the last lines are %v", n, r.said()[max(0, len(r.said())-2):])
+	}
+}
+
 // TestUnchangedIsNotCounted: a reload that finds nothing new has no outcome of its own on
 // the page, also where it finds that the last good configuration is what the file says.
 func TestUnchangedIsNotCounted(t *testing.T) {
