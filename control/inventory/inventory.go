@@ -81,7 +81,6 @@ func (c *control) Start(context.Context) error {
 func (c *control) Stop(context.Context) error {
 	if c.watcher != nil {
 		c.watcher.Close()
-		c.watcher = nil
 	}
 	return nil
 }

@@ -58,7 +58,7 @@ type control struct {
 	cfg     Config
 	host    Host
 	log     *zap.Logger
-	watcher *watch.Watcher // nil while nothing is watched
+	watcher *watch.Watcher // nil until something is watched
 }
 
 // Start keeps the configuration in force and begins to watch.
@@ -87,7 +87,6 @@ func (c *control) Stop(context.Context) error {
 func (c *control) end() {
 	if c.watcher != nil {
 		c.watcher.Close()
-		c.watcher = nil
 	}
 }
 
