@@ -23,6 +23,7 @@ import (
 	"os/user"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -617,4 +618,14 @@ func TestReconfigure(t *testing.T) {
 	if code, body := ask(t, http.DefaultClient, "GET", "http://"+address+"/v1/status", ""); code != 0 {
 		t.Errorf("the old port answers %d %s", code, body)
 	}
+}
+
+// groupOfOurs answers the name of a group to which a socket may be given.
+func groupOfOurs(t *testing.T) string {
+	t.Helper()
+	g, err := user.LookupGroupId(strconv.Itoa(os.Getegid()))
+	if err != nil {
+		t.Skip("this process's group has no name: ", err)
+	}
+	return g.Name
 }
