@@ -72,10 +72,10 @@ func TestPools(t *testing.T) {
 		t.Errorf("state %d, want %d", x.State, snap.Generation)
 	}
 	want := []Backend{
-		{"up", "10.0.0.1", 10, "up", "HEALTHY", false, false},
-		{"drained", "10.0.0.2", 11, "draining", "UNKNOWN", true, false},
-		{"sick", "10.0.0.3", 12, "down", "UNHEALTHY", false, false},
-		{"removed", "10.0.0.4", 13, "draining", "UNKNOWN", false, true},
+		{Name: "up", Address: "10.0.0.1", Weight: 10, Status: "up", Health: "HEALTHY", Drained: false, Removed: false},
+		{Name: "drained", Address: "10.0.0.2", Weight: 11, Status: "draining", Health: "UNKNOWN", Drained: true, Removed: false},
+		{Name: "sick", Address: "10.0.0.3", Weight: 12, Status: "down", Health: "UNHEALTHY", Drained: false, Removed: false},
+		{Name: "removed", Address: "10.0.0.4", Weight: 13, Status: "draining", Health: "UNKNOWN", Drained: false, Removed: true},
 	}
 	if len(x.Pools) != 2 || x.Pools[0].Name != "web" || x.Pools[1].Name != "api" {
 		t.Fatalf("pools are %+v", x.Pools)
