@@ -9,7 +9,7 @@ TESTSUM := $(GO) run ./internal/testsum
 # Packages whose goroutines share memory: these run under the race detector too.
 RACE := ./runtime/... ./nodes/stream/... ./io/stream/... ./io/http1/... ./control/... ./daemon/... ./graph/... ./io/ring/... ./io/mem/... ./io/watch/... ./cmd/... ./internal/flood/...
 
-.PHONY: help build check test race lint gen demo bench bench-streams soak open clean
+.PHONY: help build check test race lint gen demo bench bench-streams bench-io soak open clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,6 +56,9 @@ bench: ## the figures to reach, beside a scalar reference; BENCH='-only look-up'
 bench-streams: build ## CPU time a request beside nginx and haproxy; BENCH='-only TLS' for some
 	.ci/install bench
 	$(GO) run ./bench/streams $(BENCH)
+
+bench-io: build ## packets a second and latency on AF_XDP beside a plain reflector and XDP_TX, as root; BENCH='-only rate' for some
+	$(GO) run ./bench/io $(BENCH)
 
 soak: ## long runs: every fuzz target for a minute, and tests that take minutes
 	.ci/fuzz 60s

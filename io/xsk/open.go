@@ -21,6 +21,7 @@ import (
 
 	"github.com/lbgraph/lbgraph/graph"
 	"github.com/lbgraph/lbgraph/io/bpf"
+	"github.com/lbgraph/lbgraph/io/packet"
 	"github.com/lbgraph/lbgraph/io/umem"
 )
 
@@ -44,6 +45,7 @@ type Options struct {
 	Queues    int      // the first so many receive queues; 0 is all
 	Mode      bpf.Mode // "" is bpf.Auto
 	Ring      int      // entries of each of a socket's four rings, a power of two; 0 is 2048
+	Batch     int      // packets that one Receive answers at most; 0 is packet.Size
 	Memory    *umem.Memory
 	// Program decides which packets are ours. The caller keeps it, updates it, and
 	// closes it after the port.
@@ -99,6 +101,12 @@ func (p *Port) open(o Options) error {
 	}
 	if o.Ring < 0 || o.Ring&(o.Ring-1) != 0 {
 		return fmt.Errorf("rings of %d entries: it must be a power of two", o.Ring)
+	}
+	if o.Batch == 0 {
+		o.Batch = packet.Size
+	}
+	if o.Batch < 1 || o.Batch > packet.Size {
+		return fmt.Errorf("batches of %d packets: 1 to %d are possible", o.Batch, packet.Size)
 	}
 	if o.Memory == nil || o.Memory.FD() < 0 || o.Program == nil {
 		return errors.New("a port needs memory that the kernel can share, and a program")
@@ -184,7 +192,7 @@ func (p *Port) socket(o Options, dev, queue int, jumbo bool) (sock *Queue, zeroC
 		return nil, false, explain("socket", err)
 	}
 	chunk := o.Memory.Chunk()
-	q := &Queue{fd: fd, chunk: chunk, shift: uint8(bits.TrailingZeros32(chunk)), sg: jumbo}
+	q := &Queue{fd: fd, chunk: chunk, shift: uint8(bits.TrailingZeros32(chunk)), sg: jumbo, batch: o.Batch}
 	p.queues = append(p.queues, q) // to be closed with it
 	first := p.queues[0].fd
 	if fd == first {

@@ -24,6 +24,7 @@ type Queue struct {
 	shift uint8  // log2 of the size of a chunk
 	chunk uint32 // size of a chunk
 	sg    bool   // packets may be chains
+	batch int    // packets that Receive answers at most
 	poll  unix.PollFd
 	now   unix.Timespec // 0
 }
@@ -33,12 +34,13 @@ var _ graph.Queue = (*Queue)(nil)
 // Receive is part of graph.Queue.
 func (q *Queue) Receive(v *packet.Vector) (n int) {
 	r := &q.rx
-	avail := uint(r.ready(packet.Size))
+	most := q.batch
+	avail := uint(r.ready(packet.Size)) // a chain may be longer than a batch
 	slot, own, shift, used := r.slot, uint(r.own), q.shift&63, uint(0)
 	if len(slot) == 0 {
 		return 0
 	}
-	for n < packet.Size && used < avail {
+	for n < packet.Size && n < most && used < avail {
 		d := &slot[(own+used)&uint(len(slot)-1)]
 		addr, size, more := d.addr, d.len, d.options&contd != 0
 		v.Frame[n], v.Start[n] = uint32(addr>>shift), uint32(addr)

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"math/rand/v2"
 	"runtime"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"unsafe"
@@ -38,7 +39,7 @@ type kernel struct {
 func newMemQueue(mem []byte, size int, start uint32) *memQueue {
 	m := &memQueue{k: kernel{mem: mem}}
 	q := &m.Queue
-	q.fd, q.chunk, q.shift, q.sg = -1, chunk, 11, true
+	q.fd, q.chunk, q.shift, q.sg, q.batch = -1, chunk, 11, true, packet.Size
 	// As far apart as the kernel places them.
 	o := offsets{producer: 0, consumer: 64, flags: 128, desc: 192}
 	heap := func(entry uintptr) []byte {
@@ -363,6 +364,41 @@ func TestHalfAPacketWaits(t *testing.T) {
 	u.receive()
 	if u.left != 1 || u.v.Total[0] != 51 {
 		t.Errorf("%b, %d bytes", u.left, u.v.Total[0])
+	}
+}
+
+// One Receive answers a batch at most, in order, and chains of more descriptors than
+// a batch whole.
+func TestBatch(t *testing.T) {
+	const frames = 32
+	m := newMemQueue(make([]byte, frames*chunk), 32, ^uint32(3))
+	m.batch = 2
+	u := newUser(t, m, frames)
+	u.refill(frames)
+	for f := range uint32(8) {
+		options := uint32(0)
+		if f >= 2 && f < 6 {
+			options = contd // frames 2 to 6 are one packet
+		}
+		*m.rx.at(uint(m.k.rx.own)) = desc{uint64(f*chunk + front), 16, options}
+		m.k.rx.own++
+		atomic.StoreUint32(m.rx.prod, m.k.rx.own)
+	}
+	var got [][2]uint32
+	for {
+		n := m.Receive(&u.v)
+		if n == 0 {
+			break
+		}
+		if n > 2 {
+			t.Errorf("%d packets in a batch of 2", n)
+		}
+		for i := range n {
+			got = append(got, [2]uint32{u.v.Frame[i], u.v.Total[i]})
+		}
+	}
+	if want := [][2]uint32{{0, 16}, {1, 16}, {2, 80}, {7, 16}}; !slices.Equal(got, want) {
+		t.Errorf("frames and lengths %v, want %v", got, want)
 	}
 }
 
