@@ -8,9 +8,11 @@ import (
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/json"
 	"encoding/pem"
 	"fmt"
 	"io"
+	"maps"
 	"math/big"
 	"net"
 	"net/http"
@@ -412,7 +414,9 @@ func TestStreamPage(t *testing.T) {
 			t.Errorf("under load %s is %v (%t), want %v", series, v, ok, want)
 		}
 	}
-	_ = waiting[0].Close() // one leaves before it has its answer
+	// One leaves before it has its answer, and in a way that nobody has to ask it.
+	_ = waiting[0].Conn.(*net.TCPConn).SetLinger(0)
+	_ = waiting[0].Close()
 	r.until("it is gone", func() bool {
 		return scrape(t, r.Daemon)[`lbgraph_stream_route_sessions_total{outcome="gone",route="web",stream="shop"}`] == 1
 	})
@@ -444,6 +448,7 @@ func TestStreamPage(t *testing.T) {
 		return scrape(t, r.Daemon)[`lbgraph_stream_node_events_total{event="lines",node="log",stream="shop"}`] == 33
 	})
 
+	logged(t, filepath.Join(dir, "log"), b.addr)
 	got := scrape(t, r.Daemon)
 	want := map[string]float64{}
 	listener := func(block string, values map[string]float64) {
@@ -541,5 +546,48 @@ func TestStreamPage(t *testing.T) {
 	r.quiet()
 	if after := scrape(t, r.Daemon); len(after) != len(got) {
 		t.Errorf("the page has %d series, and %d after 300 hosts, paths, methods and ids", len(got), len(after))
+	}
+}
+
+// logged checks the access log of what TestStreamPage sends.
+func logged(t *testing.T, file, backend string) {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := map[string]int{}
+	ids := map[any]bool{}
+	for line := range strings.Lines(string(text)) {
+		m := map[string]any{}
+		if err := json.Unmarshal([]byte(line), &m); err != nil {
+			t.Fatalf("%s: %v", line, err)
+		}
+		for _, k := range []string{"time", "client", "listener", "host", "method", "path", "status", "bytes_in", "bytes_out", "tries", "total_ms", "node", "id"} {
+			if m[k] == nil {
+				t.Errorf("a line lacks %s: %s", k, line)
+			}
+		}
+		ids[m["id"]] = true
+		queue, waited := m["queue_ms"].(float64)
+		if waited && (queue < 0 || queue == 0 && m["status"] == 200.0 || queue > m["total_ms"].(float64)) {
+			t.Errorf("it waited %v ms: %s", queue, line)
+		}
+		if m["backend"] != nil && m["status"] == 200.0 && (m["connect_ms"] == nil || m["first_byte_ms"].(float64) < m["connect_ms"].(float64)) {
+			t.Errorf("times: %s", line)
+		}
+		n[fmt.Sprintf("%v %v %v %v tries %v, waited %t", m["status"], m["route"], m["node"], m["reason"], m["tries"], waited)]++
+		if m["backend"] != nil && m["backend"] != backend {
+			t.Errorf("backend: %s", line)
+		}
+	}
+	want := map[string]int{
+		"200 web out <nil> tries 1, waited false": 11, "200 web out <nil> tries 1, waited true": 2, "404 web out <nil> tries 1, waited false": 3, "500 web out <nil> tries 1, waited false": 2,
+		"302 web out <nil> tries 1, waited false": 1, "308 <nil> moved <nil> tries 0, waited false": 1, "200 <nil> fixed <nil> tries 0, waited false": 1, "404 <nil> hosts no_route tries 0, waited false": 4,
+		"200 half out <nil> tries 2, waited false": 4, "200 web out cut tries 1, waited false": 1, "101 web out <nil> tries 1, waited false": 1, "499 web out client_gone tries 1, waited false": 1,
+		"503 <nil> admit overflow tries 0, waited true": 1,
+	}
+	if !maps.Equal(n, want) || len(ids) != 33 {
+		t.Errorf("the log has %v, want %v; %d ids", n, want, len(ids))
 	}
 }

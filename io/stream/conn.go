@@ -311,6 +311,7 @@ func (c *Conn) ask(fd uintptr) bool {
 			return true
 		}
 		c.sent = n
+		c.went(n)
 		// What had come before is forgotten, too: only who knows that nothing had may
 		// wait for the next.
 		return n < len(c.question) || !c.quiet && c.tryRead(fd)

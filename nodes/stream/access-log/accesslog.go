@@ -12,6 +12,8 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/lbgraph/lbgraph/graph"
 	"github.com/lbgraph/lbgraph/io/stream"
 )
@@ -64,6 +66,10 @@ type sink struct {
 	lines chan *[]byte
 	done  chan struct{}
 
+	// next takes the lines of sessions that end after this is closed; nil for none.
+	next      atomic.Pointer[sink]
+	abandoned atomic.Bool // nobody waits for what is left any more
+
 	mu    sync.RWMutex
 	users int // 0: lines is closed
 }
@@ -86,10 +92,17 @@ func (l *logger) Inherit(old stream.Stage) {
 		l.mu.Lock()
 		l.users++
 		l.mu.Unlock()
+	} else {
+		o.next.Store(l.sink)
 	}
 }
 
-// Close is part of graph.StageCloser. Sessions that end later have no line.
+// patience is how long a close waits for lines to be written.
+const patience = 2 * time.Second
+
+// Close is part of graph.StageCloser. What waits is written, unless the file takes
+// nothing for a while: then it is lost, for nobody else is to be held up. Sessions that
+// end later have their line where a later configuration wants it.
 func (k *sink) Close() error {
 	k.mu.Lock()
 	k.users--
@@ -98,8 +111,15 @@ func (k *sink) Close() error {
 		close(k.lines)
 	}
 	k.mu.Unlock()
-	if last {
-		<-k.done
+	if !last {
+		return nil
+	}
+	t := time.NewTimer(patience)
+	defer t.Stop()
+	select {
+	case <-k.done:
+	case <-t.C:
+		k.abandoned.Store(true)
 	}
 	return nil
 }
@@ -123,17 +143,32 @@ var lines = sync.Pool{New: func() any { b := make([]byte, 0, 768); return &b }}
 func (k *sink) Record(s *stream.Session) {
 	b := lines.Get().(*[]byte)
 	*b = appendRecord((*b)[:0], s, time.Now(), stream.Now())
-	k.mu.RLock()
-	defer k.mu.RUnlock()
-	if k.users > 0 {
-		select {
-		case k.lines <- b:
+	for to := k; to != nil; to = to.next.Load() {
+		open, taken := to.take(b)
+		if taken {
 			return
-		default:
+		}
+		if open {
+			break
 		}
 	}
 	k.count(lost, 1)
 	lines.Put(b)
+}
+
+// take takes a line if there is room.
+func (k *sink) take(b *[]byte) (open, taken bool) {
+	k.mu.RLock()
+	defer k.mu.RUnlock()
+	if k.users == 0 {
+		return false, false
+	}
+	select {
+	case k.lines <- b:
+		return true, true
+	default:
+		return true, false
+	}
 }
 
 // write writes lines, as many at once as there are.
@@ -154,7 +189,7 @@ func (k *sink) write(w *output) {
 			lines.Put(b)
 			n++
 		}
-		if err := w.write(buf); err != nil {
+		if k.abandoned.Load() || w.write(buf) != nil {
 			k.count(lost, n)
 			continue
 		}
@@ -174,7 +209,8 @@ func (o *output) open() error {
 		o.file = os.Stdout
 		return nil
 	}
-	f, err := os.OpenFile(o.path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o640)
+	// A pipe that nobody reads is told of at once.
+	f, err := os.OpenFile(o.path, os.O_CREATE|os.O_APPEND|os.O_WRONLY|unix.O_NONBLOCK, 0o640)
 	if err != nil {
 		return fmt.Errorf("access log: %w", err)
 	}
@@ -286,7 +322,7 @@ func appendTime(b []byte, name string, ns int64) []byte {
 }
 
 // appendString appends text as a string of JSON (RFC 8259 section 7). Bytes that are
-// no UTF-8 become U+FFFD.
+// no UTF-8 become U+FFFD; what a terminal might obey is escaped, too.
 func appendString(b, text []byte) []byte {
 	const digits = "0123456789abcdef"
 	b = append(b, '"')
@@ -301,7 +337,11 @@ func appendString(b, text []byte) []byte {
 			b = append(b, c)
 		default:
 			r, n := utf8.DecodeRune(text)
-			b = utf8.AppendRune(b, r)
+			if r < 0xa0 { // the second set of control characters
+				b = append(b, '\\', 'u', '0', '0', digits[r>>4], digits[r&15])
+			} else {
+				b = utf8.AppendRune(b, r)
+			}
 			text = text[n:]
 			continue
 		}

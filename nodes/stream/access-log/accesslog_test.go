@@ -153,8 +153,68 @@ func TestLost(t *testing.T) {
 	_ = reader.Close()
 }
 
+// A pipe that nobody reads is told of at once; one whose reader stopped holds a stop up
+// for a moment only, and what was to be written counts as lost.
+func TestStuck(t *testing.T) {
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r := nodetest.NewStage(t, "access-log", func(c *Config) { c.File = filepath.Join(t.TempDir(), "log") })
+	if _, err := newLogger(Config{File: pipe, Sample: 1, Buffer: 1}, r.Env); err == nil {
+		t.Error("a pipe without a reader is taken")
+	}
+	reader, err := os.OpenFile(pipe, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer reader.Close()
+	r = nodetest.NewStage(t, "access-log", func(c *Config) { c.File, c.Buffer = pipe, 1000 })
+	const n = 1500
+	for range n {
+		s := request("GET /" + strings.Repeat("x", 200) + " HTTP/1.1\nHost: x\n\n")
+		r.Serve(s)
+		s.End()
+	}
+	closed := make(chan error)
+	go func() { closed <- r.Node.(*logger).Close() }()
+	select {
+	case err := <-closed:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(30 * time.Second):
+		t.Fatal("a stop waits for a reader that does not read")
+	}
+	go func() {
+		b := make([]byte, 1<<16)
+		for {
+			if _, err := reader.Read(b); err != nil {
+				return
+			}
+		}
+	}()
+	nodetest.Eventually(t, func() error {
+		if sum := r.Counter("lines") + r.Counter("lost"); sum != n || r.Counter("lost") < n/2 {
+			return fmt.Errorf("%d of %d lines are accounted for, %d lost", sum, n, r.Counter("lost"))
+		}
+		return nil
+	})
+}
+
+// What a terminal might obey does not come to it as it is.
+func TestTerminal(t *testing.T) {
+	for in, want := range map[string]string{
+		"\x1b[2J": `"\u001b[2J"`, "\u009b2J": `"\u009b2J"`, "\x7f\r\n\x00": `"\u007f\u000d\u000a\u0000"`, "\x9b2J": "\"\ufffd2J\"", "é\u00a0": "\"é\u00a0\"", `"\`: `"\"\\"`,
+	} {
+		if got := string(appendString(nil, []byte(in))); got != want {
+			t.Errorf("%q is written %s, want %s", in, got, want)
+		}
+	}
+}
+
 // A reload that changes nothing goes on with what waits; one that does writes it first.
-// Sessions that end behind the last one are counted as lost.
+// Sessions that end later have their line where the new configuration wants it.
 func TestReload(t *testing.T) {
 	dir := t.TempDir()
 	one, two := filepath.Join(dir, "1"), filepath.Join(dir, "2")
@@ -181,8 +241,8 @@ func TestReload(t *testing.T) {
 		t.Errorf("%v", all)
 	}
 	late.End()
-	if r.Counter("lost") != 1 || len(linesOf(t, one, 4)) != 4 {
-		t.Errorf("%d lost", r.Counter("lost"))
+	if all := linesOf(t, two, 2); all[1]["path"] != "/late" || r.Counter("lost") != 0 || len(linesOf(t, one, 4)) != 4 {
+		t.Errorf("%v, %d lost", all, r.Counter("lost"))
 	}
 	// What was written when it closes is in the file.
 	for range 500 {
@@ -191,8 +251,13 @@ func TestReload(t *testing.T) {
 		s.End()
 	}
 	_ = r.Node.(*logger).Close()
-	if b, _ := os.ReadFile(two); strings.Count(string(b), "\n") != 501 {
+	if b, _ := os.ReadFile(two); strings.Count(string(b), "\n") != 502 {
 		t.Errorf("%d lines", strings.Count(string(b), "\n"))
+	}
+	s = request("GET /later HTTP/1.1\nHost: x\n\n")
+	r.Serve(s)
+	if s.End(); r.Counter("lost") != 1 {
+		t.Errorf("%d lost behind the end", r.Counter("lost"))
 	}
 }
 
