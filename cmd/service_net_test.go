@@ -210,7 +210,7 @@ reload { watch = false }
 `, port)
 	m := newMachine(t, ns, program, write(t, "lb.hcl", text))
 	// Where the machine's files are for this process.
-	file := "/proc/" + m.pid + "/root/etc/lbgraph/lb.hcl"
+	file := filepath.Join("/proc", m.pid, "root", "etc/lbgraph/lb.hcl")
 	put := func(s string) {
 		t.Helper()
 		if err := os.WriteFile(file, []byte(s), 0o644); err != nil {
