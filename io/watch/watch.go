@@ -67,8 +67,6 @@ func Start(o Options) *Watcher {
 	} else {
 		w.notify = n
 	}
-	// Before the goroutine is, so that what happens after Start is seen.
-	w.follow()
 	go w.run()
 	return w
 }

@@ -198,6 +198,15 @@ func TestWays(t *testing.T) {
 				os.Symlink("../../shared/deep/lb.hcl", filepath.Join(one, "lb.hcl")))
 			return filepath.Join(dir, "conf", "lb.hcl"), func(s string) { must(t, write(filepath.Join(shared, "lb.hcl"), s)) }
 		},
+		"a link swapped that another link leads to": func(t *testing.T, dir string) (string, func(string)) {
+			links := filepath.Join(dir, "links", "deep")
+			must(t, os.MkdirAll(links, 0o700), os.Mkdir(filepath.Join(dir, "conf"), 0o700), os.Symlink("../links/deep/current", filepath.Join(dir, "conf", "lb.hcl")))
+			return filepath.Join(dir, "conf", "lb.hcl"), func(s string) {
+				d := filepath.Join(t.TempDir(), "x", "y") // far from all that is watched
+				to := filepath.Join(d, "lb.hcl")
+				must(t, os.MkdirAll(d, 0o700), write(to, s), os.Symlink(to, filepath.Join(links, "tmp")), os.Rename(filepath.Join(links, "tmp"), filepath.Join(links, "current")))
+			}
+		},
 		"directory removed and made": func(t *testing.T, dir string) (string, func(string)) {
 			d := filepath.Join(dir, "conf")
 			p := filepath.Join(d, "lb.hcl")
@@ -217,6 +226,52 @@ func TestWays(t *testing.T) {
 				r.becomes(text)
 			}
 		})
+	}
+}
+
+// TestDirectoryComesBack: a directory that was gone for long enough to be told of is seen
+// when it comes back.
+func TestDirectoryComesBack(t *testing.T) {
+	d := filepath.Join(t.TempDir(), "conf")
+	p := filepath.Join(d, "lb.hcl")
+	must(t, os.Mkdir(d, 0o700), write(p, "zero"))
+	r := start(t, p, time.Hour)
+	r.becomes("zero")
+	for _, text := range []string{"one", "two"} {
+		must(t, os.RemoveAll(d))
+		r.becomes("(none)")
+		time.Sleep(3 * settle) // what is left of the removal is over
+		must(t, os.Mkdir(d, 0o700), write(p, text))
+		r.becomes(text)
+	}
+}
+
+// TestDirectoryAboveGoes: it is told when the directory above the file's own is moved.
+func TestDirectoryAboveGoes(t *testing.T) {
+	above := filepath.Join(t.TempDir(), "above")
+	p := filepath.Join(above, "conf", "lb.hcl")
+	must(t, os.MkdirAll(filepath.Dir(p), 0o700), write(p, "x"))
+	r := start(t, p, time.Hour)
+	r.becomes("x")
+	must(t, os.Rename(above, above+".old"))
+	r.becomes("(none)")
+}
+
+// TestPollWaits: what is being written is not looked at for the sake of polling.
+func TestPollWaits(t *testing.T) {
+	p := filepath.Join(t.TempDir(), "lb.hcl")
+	must(t, write(p, "x"))
+	var told atomic.Int64
+	w := Start(Options{Files: func() []string { return []string{p} }, Settle: time.Second, Poll: 5 * time.Millisecond, Changed: func() { told.Add(1) }})
+	defer w.Close()
+	must(t, write(p, "y"))
+	time.Sleep(50 * time.Millisecond) // it knows
+	before := told.Load()
+	for begun := time.Now(); time.Since(begun) < 800*time.Millisecond; time.Sleep(time.Millisecond) {
+		must(t, write(p, "z"))
+	}
+	if n := told.Load() - before; n > 50 {
+		t.Errorf("it was told %d times while the file was written", n)
 	}
 }
 
