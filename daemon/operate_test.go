@@ -197,6 +197,7 @@ func TestStartUndoes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	conserved(t, d)
 	if err := d.Start(t.Context()); err == nil {
 		t.Fatal("a socket below a file was opened")
 	}

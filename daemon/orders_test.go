@@ -532,6 +532,7 @@ func TestLogStaysAtAStop(t *testing.T) {
 			err = d.Start(t.Context())
 		}
 		if err == nil {
+			conserved(t, d)
 			err = d.Stop(t.Context())
 		}
 		if err != nil {

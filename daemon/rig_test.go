@@ -98,6 +98,16 @@ func newRig(t *testing.T, text string, change ...func(*Options)) *rig {
 	return r
 }
 
+// conserved: what its graphs have received they have answered for.
+func conserved(t *testing.T, d *Daemon) {
+	t.Helper()
+	for _, s := range d.Stats() {
+		if err := s.CheckConservation(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 func (r *rig) write(text string) {
 	r.t.Helper()
 	if err := os.WriteFile(r.path, []byte(text), 0o600); err != nil {
