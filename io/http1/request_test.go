@@ -57,6 +57,8 @@ func TestRequestFaults(t *testing.T) {
 		{"CL -5", post + "Content-Length: -5\r\n\r\n", ErrLength},
 		{"CL 0x5", post + "Content-Length: 0x5\r\n\r\n", ErrLength},
 		{"CL 5.0", post + "Content-Length: 5.0\r\n\r\n", ErrLength},
+		{"CL 5:", post + "Content-Length: 5:\r\n\r\n", ErrLength},
+		{"CL 5/", post + "Content-Length: 5/\r\n\r\n", ErrLength},
 		{"CL 5 5", post + "Content-Length: 5 5\r\n\r\n", ErrLength},
 		{"empty CL", post + "Content-Length:\r\n\r\n", ErrLength},
 		{"CL 2^63", post + "Content-Length: 9223372036854775808\r\n\r\n", ErrLength},

@@ -47,42 +47,46 @@ func (r *recorder) take() string {
 
 const ok = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
+const post = "POST / HTTP/1.1\r\nHost: x\r\n"
+
+// faultyHeads are requests whose heads are refused, and by which status.
+var faultyHeads = []struct {
+	name, request string
+	status        int
+}{
+	{"CL and TE", post + "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400},
+	{"TE and CL", post + "Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n", 400},
+	{"two TE lines", post + "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400},
+	{"xchunked", post + "Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n", 400},
+	{"chunked in quotes", post + "Transfer-Encoding: 'chunked'\r\n\r\n0\r\n\r\n", 400},
+	{"chunked behind a vertical tab", post + "Transfer-Encoding:\x0bchunked\r\n\r\n0\r\n\r\n", 400},
+	{"gzip", post + "Transfer-Encoding: gzip\r\n\r\n", 501},
+	{"TE :", post + "Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n", 400},
+	{"differing CL", post + "Content-Length: 5\r\nContent-Length: 6\r\n\r\nhello!", 400},
+	{"signed CL", post + "Content-Length: +5\r\n\r\nhello", 400},
+	{"negative CL", post + "Content-Length: -5\r\n\r\nhello", 400},
+	{"listed CL", post + "Content-Length: 5, 5\r\n\r\nhello", 400},
+	{"empty field name", "GET / HTTP/1.1\r\nHost: x\r\n: y\r\n\r\n", 400},
+	{"NUL in a field", "GET / HTTP/1.1\r\nHost: x\r\nA: b\x00c\r\n\r\n", 400},
+	{"bare CR in a field", "GET / HTTP/1.1\r\nHost: x\r\nA: b\rc\r\n\r\n", 400},
+	{"folded field", "GET / HTTP/1.1\r\nHost: x\r\nA: b\r\n c\r\n\r\n", 400},
+	{"no Host", "GET / HTTP/1.1\r\n\r\n", 400},
+	{"two Hosts", "GET / HTTP/1.1\r\nHost: x\r\nHost: x\r\n\r\n", 400},
+	{"HTTP/1.0 with TE", "POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400},
+	{"CONNECT", "CONNECT x:443 HTTP/1.1\r\nHost: x:443\r\n\r\n", 405},
+	{"HTTP/3.0", "GET / HTTP/3.0\r\nHost: x\r\n\r\n", 505},
+	{"nonsense", "nonsense\r\n\r\n", 400},
+	{"TLS", "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n", 400},
+	{"long target", "GET /" + strings.Repeat("a", 9000) + " HTTP/1.1\r\nHost: x\r\n\r\n", 414},
+	{"large head", "GET / HTTP/1.1\r\nHost: x\r\n" + strings.Repeat("A: "+strings.Repeat("a", 9000)+"\r\n", 5) + "\r\n", 431},
+	{"many fields", "GET / HTTP/1.1\r\nHost: x\r\n" + strings.Repeat("A: b\r\n", 200) + "\r\n", 431},
+}
+
 // A fault in the head is answered, reaches no backend, and ends the connection.
 func TestFaultyHeads(t *testing.T) {
 	b := record(t, ok)
 	r := run(t, simple("", b.addr()))
-	const post = "POST / HTTP/1.1\r\nHost: x\r\n"
-	for _, c := range []struct {
-		name, request string
-		status        int
-	}{
-		{"CL and TE", post + "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400},
-		{"TE and CL", post + "Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n", 400},
-		{"two TE lines", post + "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400},
-		{"xchunked", post + "Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n", 400},
-		{"chunked in quotes", post + "Transfer-Encoding: 'chunked'\r\n\r\n0\r\n\r\n", 400},
-		{"chunked behind a vertical tab", post + "Transfer-Encoding:\x0bchunked\r\n\r\n0\r\n\r\n", 400},
-		{"gzip", post + "Transfer-Encoding: gzip\r\n\r\n", 501},
-		{"TE :", post + "Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n", 400},
-		{"differing CL", post + "Content-Length: 5\r\nContent-Length: 6\r\n\r\nhello!", 400},
-		{"signed CL", post + "Content-Length: +5\r\n\r\nhello", 400},
-		{"negative CL", post + "Content-Length: -5\r\n\r\nhello", 400},
-		{"listed CL", post + "Content-Length: 5, 5\r\n\r\nhello", 400},
-		{"empty field name", "GET / HTTP/1.1\r\nHost: x\r\n: y\r\n\r\n", 400},
-		{"NUL in a field", "GET / HTTP/1.1\r\nHost: x\r\nA: b\x00c\r\n\r\n", 400},
-		{"bare CR in a field", "GET / HTTP/1.1\r\nHost: x\r\nA: b\rc\r\n\r\n", 400},
-		{"folded field", "GET / HTTP/1.1\r\nHost: x\r\nA: b\r\n c\r\n\r\n", 400},
-		{"no Host", "GET / HTTP/1.1\r\n\r\n", 400},
-		{"two Hosts", "GET / HTTP/1.1\r\nHost: x\r\nHost: x\r\n\r\n", 400},
-		{"HTTP/1.0 with TE", "POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400},
-		{"CONNECT", "CONNECT x:443 HTTP/1.1\r\nHost: x:443\r\n\r\n", 405},
-		{"HTTP/3.0", "GET / HTTP/3.0\r\nHost: x\r\n\r\n", 505},
-		{"nonsense", "nonsense\r\n\r\n", 400},
-		{"TLS", "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n", 400},
-		{"long target", "GET /" + strings.Repeat("a", 9000) + " HTTP/1.1\r\nHost: x\r\n\r\n", 414},
-		{"large head", "GET / HTTP/1.1\r\nHost: x\r\n" + strings.Repeat("A: "+strings.Repeat("a", 9000)+"\r\n", 5) + "\r\n", 431},
-		{"many fields", "GET / HTTP/1.1\r\nHost: x\r\n" + strings.Repeat("A: b\r\n", 200) + "\r\n", 431},
-	} {
+	for _, c := range faultyHeads {
 		p := dial(t, r.addr("in"))
 		// What is behind it must not be taken for a request either.
 		p.send(c.request + "GET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -98,6 +102,25 @@ func TestFaultyHeads(t *testing.T) {
 	}
 	if got := b.take(); got != "" {
 		t.Errorf("the backend got %q", got)
+	}
+	r.quiet()
+}
+
+// The answer to a faulty head reaches a client that sends on, without a reset.
+func TestFaultyHeadInFrontOfMuch(t *testing.T) {
+	b := record(t, ok)
+	r := run(t, simple("", b.addr()))
+	p := dial(t, r.addr("in"))
+	p.send(post + "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n")
+	for range 50 {
+		p.send(strings.Repeat("x", 64<<10))
+	}
+	if h := p.head(); !strings.HasPrefix(h, "HTTP/1.1 400 ") {
+		t.Errorf("%q", h)
+	}
+	closeWrite(p)
+	if rest := p.rest(); strings.Contains(rest, "«") {
+		t.Errorf("behind it comes %q", rest)
 	}
 	r.quiet()
 }

@@ -17,7 +17,7 @@ import (
 type load200 struct {
 	t          *testing.T
 	connect    func() (net.Conn, error)
-	fresh      int // every so many requests a client takes a new connection; 0: never
+	fresh      int // every so many requests every other client takes a new connection; 0: never
 	ends       atomic.Bool
 	wg         sync.WaitGroup
 	n, failed  atomic.Int64
@@ -50,7 +50,7 @@ func (l *load200) begin() {
 			tick := time.NewTicker(every)
 			defer tick.Stop()
 			for k := 0; !l.ends.Load(); k++ {
-				if p != nil && l.fresh > 0 && k%l.fresh == 0 {
+				if p != nil && l.fresh > 0 && k%l.fresh == 0 && i%2 == 0 {
 					_ = p.Close()
 					p = nil
 				}

@@ -141,11 +141,23 @@ var intended = map[string]string{
 	"bare LF":                      "net/http takes it",
 	"CONNECT":                      "httputil passes it on",
 	"double slash":                 "",
+
+	"faulty head: CL and TE":         "net/http takes it, and closes",
+	"faulty head: TE and CL":         "net/http takes it, and closes",
+	"faulty head: two TE lines":      "net/http answers 501",
+	"faulty head: xchunked":          "net/http answers 501",
+	"faulty head: chunked in quotes": "net/http answers 501",
+	"faulty head: folded field":      "net/http unfolds it",
+	"faulty head: HTTP/1.0 with TE":  "net/http takes it",
+	"faulty head: CONNECT":           "httputil passes it on",
+	"faulty head: long target":       "net/http has no limit of lines",
+	"faulty head: large head":        "net/http takes a megabyte",
+	"faulty head: many fields":       "net/http takes any number",
 }
 
 func TestDifferential(t *testing.T) {
 	const okAnswer = ok
-	for _, c := range []struct{ name, request, answer string }{
+	cases := []struct{ name, request, answer string }{
 		{"plain", get, okAnswer},
 		{"query", "GET /a?b=c&d=%20 HTTP/1.1\r\nHost: x\r\n\r\n", okAnswer},
 		{"query that does not parse", "GET /a?b=%zz;c HTTP/1.1\r\nHost: x\r\n\r\n", okAnswer},
@@ -170,7 +182,11 @@ func TestDifferential(t *testing.T) {
 		{"blank before colon in answer", get, "HTTP/1.1 200 OK\r\nContent-Length : 2\r\n\r\nok"},
 		{"malformed answer", get, "nonsense\r\n\r\n"},
 		{"hop by hop", "GET / HTTP/1.1\r\nHost: x\r\nConnection: X-Hop\r\nX-Hop: a\r\nX-Stay: b\r\n\r\n", okAnswer},
-	} {
+	}
+	for _, c := range faultyHeads {
+		cases = append(cases, struct{ name, request, answer string }{"faulty head: " + c.name, c.request, okAnswer})
+	}
+	for _, c := range cases {
 		var seen [2]string
 		var got [2]string
 		for i := range 2 {

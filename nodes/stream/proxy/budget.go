@@ -25,6 +25,8 @@ const (
 	second       = int64(1e9)
 )
 
+func newBudget() *budget { return &budget{window: stream.Now()} }
+
 func (b *budget) session() { b.sessions.Add(1) }
 
 // retry asks for one retry.

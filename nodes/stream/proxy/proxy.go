@@ -85,7 +85,7 @@ func init() {
 			return nil
 		},
 		Streams: func(c Config, e *graph.Env) (stream.Stage, error) {
-			p := &proxy{c: c, env: e, budget: new(budget)}
+			p := &proxy{c: c, env: e, budget: newBudget()}
 			p.budget.percent.Store(int64(c.Budget))
 			if c.TLS != nil {
 				t, err := c.TLS.config()

@@ -1,0 +1,506 @@
+package streams_test
+
+import (
+	"bytes"
+	"crypto/tls"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// Nothing is asked again once a byte of an answer came; before, another backend is.
+func TestHalfAHead(t *testing.T) {
+	const expect = "PUT / HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\nab"
+	for _, c := range []struct {
+		name, request, answer, want string
+	}{
+		{"nothing", get, "", "200 ok"},
+		{"one byte", get, "H", "502"},
+		{"half a head", get, "HTTP/1.1 200 OK\r\nContent-Le", "502"},
+		{"a head without its end", get, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n", "502"},
+		{"an interim answer that was passed on", expect, "HTTP/1.1 100 Continue\r\n\r\n", "100"},
+		{"nothing, with a body", expect, "", "200 ok"},
+	} {
+		for _, reset := range []bool{false, true} {
+			bad := serve(t, func(p *peer) {
+				h := p.head()
+				if strings.Contains(h, "Content-Length: 2") {
+					p.read(2)
+				}
+				p.send(c.answer)
+				time.Sleep(20 * time.Millisecond) // what was sent arrives before a reset
+				if reset {
+					_ = p.Conn.(*net.TCPConn).SetLinger(0)
+				}
+			})
+			var asked atomic.Int64
+			good := serve(t, func(p *peer) {
+				for {
+					h := p.head()
+					if strings.Contains(h, "«") {
+						return
+					}
+					if strings.Contains(h, "Content-Length: 2") {
+						p.read(2)
+					}
+					asked.Add(1)
+					p.send(ok)
+				}
+			})
+			// One of two requests comes to the bad one first.
+			r := run(t, simple("node \"balance\" \"pick\" {\n pool = pool.web\n eject_for = \"0s\"\n}\n", bad.addr(), good.addr()))
+			bads, goods := 0, 0
+			for range 4 {
+				p := dial(t, r.addr("in"))
+				got := p.get(c.request)
+				if strings.HasPrefix(got, "100") {
+					if got = p.get(""); strings.HasPrefix(got, "502") {
+						got = "100"
+					}
+				}
+				switch {
+				case got == "200 ok":
+					goods++
+				case strings.HasPrefix(got, c.want):
+					bads++
+				default:
+					t.Errorf("%s, reset %v: %q", c.name, reset, got)
+				}
+				_ = p.Close()
+			}
+			wantBad := 2
+			if c.want == "200 ok" {
+				wantBad = 0
+			}
+			if bads != wantBad || asked.Load() != int64(goods) {
+				t.Errorf("%s, reset %v: %d of 4 fail, %d are answered, %d come to the other backend", c.name, reset, bads, goods, asked.Load())
+			}
+			r.quiet()
+		}
+	}
+}
+
+// Upgraded connections and those of TCP go on while the plane stops, to their end or
+// that of its time.
+func TestStopDrainsUpgrades(t *testing.T) {
+	s := serve(t, func(p *peer) {
+		if strings.HasPrefix(p.head(), "GET ") {
+			p.send("HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n")
+		}
+		for {
+			c, err := p.r.ReadByte()
+			if err != nil {
+				return
+			}
+			p.send(string(rune(c)))
+		}
+	})
+	upgrade := "GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+	for name, listen := range map[string]string{"WebSocket": "", "TCP": "protocol = \"tcp\""} {
+		for _, ends := range []bool{true, false} {
+			r := run(t, simple(in(listen), s.addr()))
+			p := dial(t, r.addr("in"))
+			if name == "TCP" {
+				p.send("\r\n")
+			} else {
+				p.send(upgrade)
+				if h := p.head(); !strings.HasPrefix(h, "HTTP/1.1 101 ") {
+					t.Fatalf("%q", h)
+				}
+			}
+			stopped := make(chan error, 1)
+			limit := 20 * time.Second
+			if !ends {
+				limit = 700 * time.Millisecond
+			}
+			begun := time.Now()
+			go func() { stopped <- r.stop(limit) }()
+			for i := range 5 {
+				p.send("x")
+				if got := p.read(1); got != "x" {
+					t.Fatalf("%s, message %d while it stops: %q", name, i, got)
+				}
+				time.Sleep(50 * time.Millisecond)
+			}
+			if ends {
+				select {
+				case err := <-stopped:
+					t.Fatalf("%s: it has stopped over an open connection: %v", name, err)
+				default:
+				}
+				_ = p.Close()
+				if err := <-stopped; err != nil {
+					t.Errorf("%s: %v", name, err)
+				}
+				continue
+			}
+			if err := <-stopped; err == nil || time.Since(begun) < 600*time.Millisecond {
+				t.Errorf("%s: %v after %v", name, err, time.Since(begun))
+			}
+			if got := p.rest(); strings.Contains(got, "time-out") {
+				t.Errorf("%s: %q", name, got)
+			}
+		}
+	}
+}
+
+// A Content-Length by HTTP/2 that says more or less than comes: the stream is reset,
+// and no backend takes what came for a request.
+func TestHTTP2LyingLength(t *testing.T) {
+	got := make(chan string, 4)
+	s := serve(t, func(p *peer) {
+		h := p.head()
+		if strings.Contains(h, "«") {
+			return
+		}
+		got <- p.rest()
+	})
+	r := run(t, simple("", s.addr()))
+	for _, c := range []struct{ name, length, body string }{{"too much", "5", "hello world"}, {"too little", "50", "hello"}} {
+		f := h2raw(t, r.addr("in"))
+		_ = f.headers(1, false, h2post("content-length", c.length)...)
+		_ = f.WriteData(1, true, []byte(c.body))
+		if s := f.status(1); !strings.HasSuffix(s, "_ERROR") && s != "STREAM_CLOSED" {
+			t.Errorf("%s: %s", c.name, s)
+		}
+		_ = f.p.Close()
+		r.quiet()
+		select { // the request may have ended before it was sent
+		case body := <-got:
+			if len(body) >= len(c.body) && c.name == "too much" || len(body) >= 50 {
+				t.Errorf("%s: the backend got %q", c.name, body)
+			}
+		default:
+		}
+	}
+}
+
+// A small message goes out by one write, head and body together, both ways: whoever
+// reads has it all at once.
+func TestOneWrite(t *testing.T) {
+	const body = "hello world"
+	answers := []string{
+		fmt.Sprintf("HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s", len(body), body),
+		fmt.Sprintf("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n", len(body), body),
+	}
+	var apart atomic.Int64
+	s := serve(t, func(p *peer) {
+		b := make([]byte, 4096)
+		for i := 0; ; i++ {
+			n, err := p.Read(b)
+			if err != nil {
+				return
+			}
+			if !bytes.HasSuffix(b[:n], []byte(body)) {
+				apart.Add(1)
+				p.read(len(body))
+			}
+			p.send(answers[i%2])
+		}
+	})
+	r := run(t, simple("", s.addr()))
+	p := dial(t, r.addr("in"))
+	b := make([]byte, 4096)
+	for i := range 100 {
+		p.send(fmt.Sprintf("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len(body), body))
+		n, err := p.Read(b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.HasSuffix(b[:n], []byte(answers[i%2][len(answers[i%2])-len(body):])) {
+			t.Fatalf("answer %d comes in pieces: %q", i, b[:n])
+		}
+	}
+	if n := apart.Load(); n > 0 {
+		t.Errorf("%d of 100 requests come in pieces", n)
+	}
+}
+
+// Idle connections hold no buffers: they cost less than one.
+func TestIdleBuffers(t *testing.T) {
+	s := record(t, ok)
+	r := run(t, simple(out("keepalive = 1000"), s.addr()))
+	const n = 500
+	used := func() uint64 {
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.GC() // pools are emptied by the second
+		runtime.ReadMemStats(&m)
+		return m.HeapInuse + m.StackInuse
+	}
+	before := used()
+	conns := make([]net.Conn, 0, n)
+	defer func() {
+		for _, c := range conns {
+			_ = c.Close()
+		}
+	}()
+	b := make([]byte, 512)
+	for range n {
+		c, err := net.Dial("tcp", r.addr("in"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		conns = append(conns, c)
+		if _, err := c.Write([]byte(get)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Read(b); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.quiet()
+	// The clients' ends and a backend's are in the same process, but small.
+	if each := int64(used()-before) / n; each > 16<<10 {
+		t.Errorf("an idle connection holds %d bytes", each)
+	}
+}
+
+// Bodies in bulk pass in the kernel: the process reads and writes them no more often
+// than the client and the backend of this test do.
+func TestBulkIsSpliced(t *testing.T) {
+	counted := func() (n int64) {
+		b, err := os.ReadFile("/proc/self/io")
+		if err != nil {
+			t.Skip("kernel: /proc/self/io: ", err)
+		}
+		for _, line := range strings.Split(string(b), "\n") {
+			var k int64
+			if _, err := fmt.Sscanf(line, "rchar: %d", &k); err == nil {
+				n = k
+			}
+		}
+		return n
+	}
+	const size = 32 << 20
+	data := make([]byte, size)
+	s := serve(t, func(p *peer) {
+		h := p.head()
+		switch {
+		case strings.HasPrefix(h, "POST"):
+			_, _ = io.CopyN(io.Discard, p.r, size)
+			p.send(ok)
+		case strings.HasPrefix(h, "GET"):
+			p.send(fmt.Sprintf("HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n", size))
+			_, _ = p.Write(data)
+		default:
+			_, _ = p.Write(data)
+		}
+	})
+	web := run(t, simple("", s.addr()))
+	raw := run(t, simple(in("protocol = \"tcp\""), s.addr()))
+	for name, do := range map[string]func(){
+		"an answer": func() {
+			p := dial(t, web.addr("in"))
+			p.send(get)
+			p.head()
+			if n, err := io.CopyN(io.Discard, p.r, size); err != nil {
+				t.Error(n, err)
+			}
+		},
+		"a request": func() {
+			p := dial(t, web.addr("in"))
+			p.send(fmt.Sprintf("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n", size))
+			_, _ = p.Write(data)
+			if h := p.head(); !strings.HasPrefix(h, "HTTP/1.1 200") {
+				t.Errorf("%q", h)
+			}
+		},
+		"TCP": func() {
+			p := dial(t, raw.addr("in"))
+			p.send("\r\n")
+			if n, err := io.CopyN(io.Discard, p.r, size); err != nil {
+				t.Error(n, err)
+			}
+		},
+	} {
+		before := counted()
+		do()
+		if n := counted() - before; n > size*3/2 {
+			t.Errorf("%s of %d bytes: %d are read", name, size, n)
+		}
+	}
+}
+
+// What is offered by ALPN, and chosen.
+func TestALPN(t *testing.T) {
+	crt, key := certificate(t, t.TempDir(), "www", "a")
+	b := record(t, ok)
+	for _, c := range []struct {
+		args, protocol string
+		client         []string
+		want           string
+	}{
+		{"", "http", []string{"http/1.1", "h2"}, "h2"}, // the server prefers
+		{"", "http", []string{"http/1.1"}, "http/1.1"},
+		{"", "http", nil, ""},
+		{"", "http", []string{"spdy/1"}, "refused"},
+		{"alpn = [\"http/1.1\"]", "http", []string{"h2", "http/1.1"}, "http/1.1"},
+		{"alpn = [\"imap\"]\n protocol = \"tcp\"", "tcp", []string{"imap"}, "imap"},
+	} {
+		r := run(t, stream("main = [in, secure, pick, out]", in("protocol = \"tcp\"")+tlsNode(c.args, crt, key)+pick, b.addr()))
+		conn, err := tls.Dial("tcp", r.addr("in"), &tls.Config{InsecureSkipVerify: true, NextProtos: c.client})
+		got := "refused"
+		if err == nil {
+			got = conn.ConnectionState().NegotiatedProtocol
+			_ = conn.Close()
+		}
+		if got != c.want {
+			t.Errorf("%q, %v: %q, want %q, %v", c.args, c.client, got, c.want, err)
+		}
+		r.quiet()
+	}
+}
+
+// Certificates of clients: shown or not, of the right issuer or another's.
+func TestClientCertificates(t *testing.T) {
+	dir := t.TempDir()
+	crt, key := certificate(t, dir, "www", "a")
+	ca, caKey := certificate(t, dir, "client")
+	other, otherKey := certificate(t, dir, "other")
+	b := record(t, ok)
+	for _, c := range []struct{ auth, shows, want string }{
+		{"none", "", "200 ok"}, {"request", "", "200 ok"}, {"require", "", "refused"},
+		{"request", "good", "200 ok"}, {"require", "good", "200 ok"},
+		{"request", "bad", "refused"}, {"require", "bad", "refused"},
+	} {
+		r := run(t, stream("main = [in, secure, pick, out]", in("protocol = \"tcp\"")+tlsNode(fmt.Sprintf("client_auth = %q\n client_ca = %q", c.auth, ca), crt, key)+pick, b.addr()))
+		config := &tls.Config{InsecureSkipVerify: true}
+		files := map[string][2]string{"good": {ca, caKey}, "bad": {other, otherKey}}[c.shows]
+		if files[0] != "" {
+			pair, err := tls.LoadX509KeyPair(files[0], files[1])
+			if err != nil {
+				t.Fatal(err)
+			}
+			// Whatever issuers the server asks for.
+			config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &pair, nil }
+		}
+		got := "refused"
+		if conn, err := tls.Dial("tcp", r.addr("in"), config); err == nil {
+			if a := newPeer(t, conn).get(get); a == "200 ok" {
+				got = a
+			}
+			_ = conn.Close()
+		}
+		if got != c.want {
+			t.Errorf("%s, %q: %s, want %s", c.auth, c.shows, got, c.want)
+		}
+		r.quiet()
+	}
+}
+
+// PROXY headers of version 2 and of the proxy's own connections; a name in one is
+// whom connections_per_client counts.
+func TestProxyProtocolVersion2(t *testing.T) {
+	b := record(t, ok)
+	r := run(t, simple(in("trusted = [\"127.0.0.0/8\"]\n proxy_protocol = \"require\"\n connections_per_client = 1"), b.addr()))
+	header := func(text string) string {
+		x, err := hex.DecodeString(strings.ReplaceAll(text, " ", ""))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return "\r\n\r\n\x00\r\nQUIT\n" + string(x)
+	}
+	for _, c := range []struct{ text, want string }{
+		{"21 11 000c c0000201 c6336402 04d2 0050", "192.0.2.1"},
+		{"21 21 0024 20010db8000000000000000000000001 20010db8000000000000000000000002 04d2 0050", "2001:db8::1"},
+		{"20 00 0000", "127.0.0.1"},
+	} {
+		p := dial(t, r.addr("in"))
+		for _, piece := range header(c.text) { // in pieces
+			_, _ = p.Write([]byte{byte(piece)})
+			break
+		}
+		p = dial(t, r.addr("in"))
+		h := header(c.text)
+		_, _ = io.WriteString(p.Conn, h[:7])
+		time.Sleep(10 * time.Millisecond)
+		_, _ = io.WriteString(p.Conn, h[7:])
+		if got := p.get(get); got != "200 ok" {
+			t.Errorf("%s: %q", c.text, got)
+		}
+		if got := b.take(); !strings.Contains(got, "X-Forwarded-For: "+c.want+"\r\n") {
+			t.Errorf("%s: %q", c.text, got)
+		}
+		// A second connection of that client is one too many.
+		q := dial(t, r.addr("in"))
+		_, _ = io.WriteString(q.Conn, h)
+		if got := q.get(get); strings.HasPrefix(got, "200") {
+			t.Errorf("%s: a second connection: %q", c.text, got)
+		}
+		_ = p.Close()
+	}
+	p := dial(t, r.addr("in"))
+	_, _ = io.WriteString(p.Conn, header("31 11 000c c0000201 c6336402 04d2 0050"))
+	if got := p.get(get); strings.HasPrefix(got, "200") {
+		t.Errorf("version 3: %q", got)
+	}
+}
+
+// Idle connections to backends: so many of them, and no longer than so.
+func TestKeepalive(t *testing.T) {
+	for _, c := range []struct {
+		args string
+		want func(n float64) bool
+	}{
+		{"keepalive = 2", func(n float64) bool { return n == 2 }},
+		{"keepalive = 0", func(n float64) bool { return n == 0 }},
+		{"keepalive = 10\n keepalive_timeout = \"100ms\"", func(n float64) bool { return n == 0 }},
+	} {
+		hold := make(chan struct{})
+		var asked atomic.Int64
+		s := serve(t, func(p *peer) {
+			for !strings.Contains(p.head(), "«") {
+				asked.Add(1)
+				<-hold
+				p.send(ok)
+			}
+		})
+		r := run(t, simple(out(c.args), s.addr()))
+		var open []*peer
+		for range 5 {
+			p := dial(t, r.addr("in"))
+			p.send(get)
+			open = append(open, p)
+		}
+		eventually(t, "all are asked", func() error {
+			if n := asked.Load(); n != 5 {
+				return fmt.Errorf("%d", n)
+			}
+			return nil
+		})
+		close(hold)
+		for _, p := range open {
+			if got := p.get(""); got != "200 ok" {
+				t.Errorf("%q", got)
+			}
+		}
+		r.quiet()
+		eventually(t, c.args, func() error {
+			if n := r.node("out").Gauges["idle_connections"]; !c.want(n) {
+				return fmt.Errorf("%v are idle", n)
+			}
+			return nil
+		})
+	}
+	// One that is too old is not used again, though it is there still.
+	b := record(t, ok)
+	r := run(t, simple(out("keepalive_timeout = \"60ms\""), b.addr()))
+	p := dial(t, r.addr("in"))
+	for range 4 {
+		if got := p.get(get); got != "200 ok" {
+			t.Errorf("%q", got)
+		}
+		time.Sleep(150 * time.Millisecond)
+	}
+	if n := b.conns.Load(); n != 4 {
+		t.Errorf("%d connections for 4 requests", n)
+	}
+}
