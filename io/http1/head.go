@@ -134,7 +134,7 @@ func (h *Head) field(b []byte, end int, l *Limits) (*Field, error) {
 	if err := value(line[v:ve]); err != nil {
 		return nil, err
 	}
-	id := Identify(line[:colon])
+	id := identify(line[:colon])
 	if id == Other && any&underscore != 0 && lookAlike(line[:colon]) {
 		id = LookAlike
 	}

@@ -128,6 +128,15 @@ const forwardedPrefix = "x-forwarded-"
 
 // Identify answers the ID of a field name, which is of token characters.
 func Identify(name []byte) ID {
+	id := identify(name)
+	if id == Other && lookAlike(name) {
+		return LookAlike
+	}
+	return id
+}
+
+// identify is Identify but for look-alikes.
+func identify(name []byte) ID {
 	if len(name) < len(names) {
 		for _, n := range names[len(name)] {
 			if EqualFold(name, n.name) {

@@ -188,7 +188,7 @@ func TestSlowloris(t *testing.T) {
 	x := run(t, simple(in(times+"proxy_protocol = \"require\"\n trusted = [\"127.0.0.0/8\"]\n"), b.addr()))
 	drip := func(p *peer, text string) {
 		for i := range text {
-			time.Sleep(20 * time.Millisecond)
+			time.Sleep(60 * time.Millisecond)
 			if _, err := p.Write([]byte(text[i : i+1])); err != nil {
 				return
 			}
@@ -201,14 +201,14 @@ func TestSlowloris(t *testing.T) {
 		want     string
 	}{
 		{"nothing", r, "", "", ""},
-		{"a drip of a head", r, "", "GET / HTTP/1.1\r\nHost: xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx", "HTTP/1.1 408 "},
+		{"a drip of a head", r, "", "GET / HTTP/1.1\r\nHost: " + strings.Repeat("x", 100), "HTTP/1.1 408 "},
 		{"a head that stops", r, "GET / HTTP/1.1\r\n", "", "HTTP/1.1 408 "},
 		{"a body that never comes", q, "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n", "", "HTTP/1.1 408 "},
-		{"a drip of a body", q, "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n", strings.Repeat("x", 50), "HTTP/1.1 408 "},
+		{"a drip of a body", q, "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n", strings.Repeat("x", 100), "HTTP/1.1 408 "},
 		{"chunks that stop", q, "POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhel", "", "HTTP/1.1 408 "},
 		{"idle behind a request", r, get, "", "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"},
 		{"no PROXY header", x, "", "", ""},
-		{"a drip of a PROXY header", x, "", "PROXY TCP4 192.0.2.1 192.0.2.2 1 2", ""},
+		{"a drip of a PROXY header", x, "", "PROXY UNKNOWN " + strings.Repeat("x", 80), ""},
 	} {
 		begun := time.Now()
 		p := dial(t, c.r.addr("in"))
@@ -451,7 +451,7 @@ func TestTCPEnds(t *testing.T) {
 		switch cmd := p.read(1); cmd {
 		case "g": // never closes, once the client has
 			p.rest()
-			time.Sleep(time.Second)
+			time.Sleep(3 * time.Second)
 		case "r":
 			_ = p.Conn.(*net.TCPConn).SetLinger(0)
 		case "w":
@@ -460,7 +460,8 @@ func TestTCPEnds(t *testing.T) {
 			p.rest()
 		}
 	})
-	r := run(t, simple(in("protocol = \"tcp\"")+out("half_close_timeout = \"200ms\"\n idle_timeout = \"400ms\""), s.addr()))
+	r := run(t, simple(in("protocol = \"tcp\"")+out("half_close_timeout = \"200ms\"\n idle_timeout = \"30s\""), s.addr()))
+	short := run(t, simple(in("protocol = \"tcp\"")+out("idle_timeout = \"400ms\""), s.addr()))
 	for _, c := range []struct {
 		name, cmd string
 		half      bool
@@ -468,10 +469,14 @@ func TestTCPEnds(t *testing.T) {
 		most      time.Duration
 		want      string
 	}{
-		{"grace", "g", true, 100 * time.Millisecond, 950 * time.Millisecond, "«reset»"},
+		{"grace", "g", true, 100 * time.Millisecond, 2900 * time.Millisecond, "«reset»"},
 		{"idle", "i", false, 300 * time.Millisecond, 5 * time.Second, "«reset»"},
 		{"reset by the backend", "r", false, 0, 5 * time.Second, "«reset»"},
 	} {
+		r := r
+		if c.name == "idle" {
+			r = short
+		}
 		p := dial(t, r.addr("in"))
 		p.send(c.cmd)
 		if c.half {
@@ -494,8 +499,10 @@ func TestTCPEnds(t *testing.T) {
 		t.Errorf("a reset of the client comes to the backend as %q", got)
 	}
 	r.quiet()
-	if err := r.stop(2 * time.Second); err != nil {
-		t.Error(err)
+	for _, r := range []*rig{r, short} {
+		if err := r.stop(2 * time.Second); err != nil {
+			t.Error(err)
+		}
 	}
 	eventually(t, "goroutines end", func() error {
 		if n := runtime.NumGoroutine(); n > before+6 {

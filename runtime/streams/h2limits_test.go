@@ -204,17 +204,21 @@ func TestHTTP2Bounds(t *testing.T) {
 	defer srv.Close()
 	defer sync.OnceFunc(func() { close(hold) })()
 	r := run(t, simple(out("response_timeout = \"1m\""), addrOf(srv)))
-	f := h2raw(t, r.addr("in"))
-	settings := map[http2.SettingID]uint32{}
-	if err := f.until(func(x http2.Frame) bool {
-		s, is := x.(*http2.SettingsFrame)
-		if is {
-			_ = s.ForeachSetting(func(s http2.Setting) error { settings[s.ID] = s.Val; return nil })
+	told := func(f *frames) map[http2.SettingID]uint32 {
+		settings := map[http2.SettingID]uint32{}
+		if err := f.until(func(x http2.Frame) bool {
+			s, is := x.(*http2.SettingsFrame)
+			if is {
+				_ = s.ForeachSetting(func(s http2.Setting) error { settings[s.ID] = s.Val; return nil })
+			}
+			return is
+		}); err != nil {
+			t.Fatal(err)
 		}
-		return is
-	}); err != nil {
-		t.Fatal(err)
+		return settings
 	}
+	f := h2raw(t, r.addr("in"))
+	settings := told(f)
 	// net/http says a little more than it was told, for what fields cost beside bytes.
 	if n, h := settings[http2.SettingMaxConcurrentStreams], settings[http2.SettingMaxHeaderListSize]; n != 100 || h < 32<<10 || h > 34<<10 {
 		t.Errorf("%d streams, heads of %d bytes", n, h)
@@ -238,7 +242,11 @@ func TestHTTP2Bounds(t *testing.T) {
 	_ = f.p.Close()
 	// Heads.
 	b := record(t, ok)
-	r = run(t, simple(in("max_head = 8192\n max_field = 8192"), b.addr()))
+	r = run(t, simple(in("max_head = 8192\n max_field = 8192\n http2_streams = 7"), b.addr()))
+	settings = told(h2raw(t, r.addr("in")))
+	if n, h := settings[http2.SettingMaxConcurrentStreams], settings[http2.SettingMaxHeaderListSize]; n != 7 || h < 8<<10 || h > 10<<10 {
+		t.Errorf("%d streams, heads of %d bytes", n, h)
+	}
 	for _, c := range []struct{ n, want string }{{"1000", "200"}, {"7000", "200"}, {"9000", ""}, {"60000", ""}} {
 		var n int
 		fmt.Sscan(c.n, &n)

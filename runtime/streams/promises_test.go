@@ -7,12 +7,15 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"os"
 	"runtime"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Nothing is asked again once a byte of an answer came; before, another backend is.
@@ -502,5 +505,94 @@ func TestKeepalive(t *testing.T) {
 	}
 	if n := b.conns.Load(); n != 4 {
 		t.Errorf("%d connections for 4 requests", n)
+	}
+}
+
+// Connections that the kernel took before a stop are served, also those that nobody
+// has accepted yet.
+func TestStopServesTheQueue(t *testing.T) {
+	b := record(t, ok)
+	r := run(t, simple("", b.addr()))
+	at := netip.MustParseAddrPort(r.addr("in"))
+	// One processor, which this goroutine keeps: the queue fills before anybody is
+	// woken for it.
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	var fds []int
+	for range 50 {
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Close(fd)
+		if err := unix.Connect(fd, &unix.SockaddrInet4{Port: int(at.Port()), Addr: at.Addr().As4()}); err != nil {
+			t.Fatal(err)
+		}
+		fds = append(fds, fd)
+	}
+	for _, fd := range fds {
+		if _, err := unix.Write(fd, []byte(get)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := r.stop(20 * time.Second); err != nil {
+		t.Error(err)
+	}
+	for i, fd := range fds {
+		buf := make([]byte, 1000)
+		_ = unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 20})
+		n, err := unix.Read(fd, buf)
+		if err != nil || !bytes.HasPrefix(buf[:max(n, 0)], []byte("HTTP/1.1 200 OK\r\n")) {
+			t.Fatalf("connection %d: %q, %v", i, buf[:max(n, 0)], err)
+		}
+	}
+}
+
+// A reload keeps what nodes know: the connections that count for a limit, and those
+// that stand open to backends.
+func TestReloadInherits(t *testing.T) {
+	b := record(t, ok)
+	text := simple(in("connections = 2"), b.addr())
+	r := run(t, text)
+	p, q := dial(t, r.addr("in")), dial(t, r.addr("in"))
+	for i := range 3 {
+		for _, p := range []*peer{p, q} {
+			if got := p.get(get); got != "200 ok" {
+				t.Errorf("reload %d: %q", i, got)
+			}
+			time.Sleep(5 * time.Millisecond) // it goes back to those that are idle
+		}
+		if c, err := net.Dial("tcp", r.addr("in")); err == nil { // or the reset comes at once
+			if got := newPeer(t, c).get(get); strings.HasPrefix(got, "200") {
+				t.Errorf("reload %d: a third connection: %q", i, got)
+			}
+			_ = c.Close()
+		}
+		r.reload(text)
+	}
+	// Two at once need two; one after the other, one.
+	if n := b.conns.Load(); n > 2 {
+		t.Errorf("%d connections to the backend", n)
+	}
+}
+
+// Trailers of a request by HTTP/2 that say what trailers must not are left out.
+func TestHTTP2Trailers(t *testing.T) {
+	got := make(chan string, 1)
+	s := serve(t, func(p *peer) {
+		p.head()
+		got <- p.read(10) + p.head()
+		p.send(ok)
+		p.rest()
+	})
+	r := run(t, simple("", s.addr()))
+	f := h2raw(t, r.addr("in"))
+	_ = f.headers(1, false, h2post("trailer", "a, x-forwarded-for, x_forwarded_for")...)
+	_ = f.WriteData(1, false, []byte("hello"))
+	_ = f.headers(1, true, "a", "b", "x-forwarded-for", "1.2.3.4", "x_forwarded_for", "1.2.3.4")
+	if s := f.status(1); s != "200" {
+		t.Fatal(s)
+	}
+	if g := <-got; g != "5\r\nhello\r\n0\r\nA: b\r\n\r\n" {
+		t.Errorf("%q", g)
 	}
 }
