@@ -12,8 +12,12 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 )
 
 // write makes a self-signed certificate for names and writes it to name.crt and name.key.
@@ -71,7 +75,7 @@ func shake(s *Server, name string, c *tls.Config) (serial int64, version uint16,
 func TestNames(t *testing.T) {
 	dir := t.TempDir()
 	c := Defaults()
-	c.Certificates = []Pair{write(t, dir, "first", 1, "a.example"), write(t, dir, "wild", 2, "*.example", "*.b.example"), write(t, dir, "exact", 3, "x.b.example")}
+	c.Certificates = []Pair{write(t, dir, "first", 1, "a.example"), write(t, dir, "wild", 2, "*.example", "*.b.example"), write(t, dir, "exact", 3, "x.b.example"), write(t, dir, "again", 4, "a.example", "x.b.example")}
 	s, err := NewServer(c, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -87,6 +91,17 @@ func TestNames(t *testing.T) {
 func TestVersions(t *testing.T) {
 	c := Defaults()
 	c.Certificates = []Pair{write(t, t.TempDir(), "k", 1, "a")}
+	old, err := NewServer(c, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer old.Close()
+	if _, v, err := shake(old, "a", &tls.Config{MaxVersion: tls.VersionTLS12}); v != tls.VersionTLS12 || err != nil {
+		t.Errorf("%x, %v", v, err)
+	}
+	if _, _, err := shake(old, "a", &tls.Config{MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS11}); err == nil {
+		t.Error("TLS 1.1 is spoken")
+	}
 	c.MinVersion = "1.3"
 	s, err := NewServer(c, nil)
 	if err != nil {
@@ -106,7 +121,8 @@ func TestReload(t *testing.T) {
 	dir := t.TempDir()
 	c := Defaults()
 	c.Certificates = []Pair{write(t, dir, "k", 1, "a")}
-	s, err := NewServer(c, nil)
+	core, logs := observer.New(zap.ErrorLevel)
+	s, err := NewServer(c, zap.New(core))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -126,8 +142,29 @@ func TestReload(t *testing.T) {
 	if n, _, err := shake(s, "a", nil); n != 2 || err != nil {
 		t.Errorf("certificate %d, %v", n, err)
 	}
+	until("the log says nothing", func() bool {
+		all := logs.FilterMessageSnippet("the old ones stay").All()
+		return len(all) > 0 && strings.Contains(all[0].ContextMap()["error"].(string), c.Certificates[0].Cert)
+	})
 	write(t, dir, "k", 3, "a")
 	until("the certificate behind a bad one is not taken over", func() bool { n, _, _ := shake(s, "a", nil); return n == 3 })
+	// A certificate whose key comes later: the old pair stays until then.
+	elsewhere := write(t, t.TempDir(), "k", 4, "a")
+	_, before := s.Counts()
+	for i, from := range []string{elsewhere.Cert, elsewhere.Key} {
+		b, err := os.ReadFile(from)
+		if err != nil {
+			t.Fatal(err)
+		}
+		put(t, []string{c.Certificates[0].Cert, c.Certificates[0].Key}[i], b)
+		if i == 0 {
+			until("a certificate with another's key is not told", func() bool { _, bad := s.Counts(); return bad > before })
+			if n, _, err := shake(s, "a", nil); n != 3 || err != nil {
+				t.Errorf("certificate %d, %v", n, err)
+			}
+		}
+	}
+	until("a key alone is not read", func() bool { n, _, _ := shake(s, "a", nil); return n == 4 })
 }
 
 func TestRefusals(t *testing.T) {

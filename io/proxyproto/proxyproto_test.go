@@ -28,6 +28,7 @@ func TestParse(t *testing.T) {
 		{"v1 IPv6", "PROXY TCP6 2001:db8::1 2001:db8::2 65535 443\r\n", "[2001:db8::1]:65535", "[2001:db8::2]:443"},
 		{"v1 unknown", "PROXY UNKNOWN\r\n", "", ""},
 		{"v1 unknown with more", "PROXY UNKNOWN ffff:f...f:ffff ffff:f...f:ffff 65535 65535\r\n", "", ""},
+		{"the longest v1", "PROXY UNKNOWN " + strings.Repeat("x", 91) + "\r\n", "", ""},
 		{"v2 IPv4", v2("21 11 000c c0000201 c6336402 04d2 0050"), "192.0.2.1:1234", "198.51.100.2:80"},
 		{"v2 with TLVs", v2("21 11 0011 c0000201 c6336402 04d2 0050 04 0002 aabb"), "192.0.2.1:1234", "198.51.100.2:80"},
 		{"v2 IPv6", v2("21 21 0024 20010db8000000000000000000000001 20010db8000000000000000000000002 04d2 0050"), "[2001:db8::1]:1234", "[2001:db8::2]:80"},
@@ -51,7 +52,7 @@ func TestParse(t *testing.T) {
 		"GET / HTTP/1.1\r\n", "PROXY TCP4 192.0.2.1 198.51.100.2 1234\r\n", "PROXY TCP4 192.0.2.1 198.51.100.2 1234 80\n",
 		"PROXY TCP4 2001:db8::1 198.51.100.2 1234 80\r\n", "PROXY TCP6 192.0.2.1 198.51.100.2 1234 80\r\n", "PROXY TCP4 192.0.2.1 198.51.100.2 01234 80\r\n",
 		"PROXY TCP4 192.0.2.1 198.51.100.2 65536 80\r\n", "PROXY TCP4 192.0.2.1 198.51.100.2 +1 80\r\n", "PROXY TCP4  192.0.2.1 198.51.100.2 1 80\r\n",
-		"PROXY UDP4 192.0.2.1 198.51.100.2 1 80\r\n", "PROXY TCP6 fe80::1%eth0 ::1 1 80\r\n", "PROXY \r\n", "PROXY " + strings.Repeat("x", 200), "\r\n\r\n\x00\r\nQUIX",
+		"PROXY UDP4 192.0.2.1 198.51.100.2 1 80\r\n", "PROXY TCP6 fe80::1%eth0 ::1 1 80\r\n", "PROXY \r\n", "PROXY " + strings.Repeat("x", 200), "PROXY UNKNOWN " + strings.Repeat("x", 92) + "\r\n", "\r\n\r\n\x00\r\nQUIX",
 		v2("11 11 000c c0000201 c6336402 04d2 0050"), v2("22 11 000c c0000201 c6336402 04d2 0050"), v2("21 11 000b c0000201 c6336402 04d2 00"),
 		v2("21 13 0000"), v2("21 41 0000"), v2("21 11 ffff"),
 	} {

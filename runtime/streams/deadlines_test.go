@@ -261,3 +261,78 @@ func TestPiecesBothWays(t *testing.T) {
 	_ = f.p.Close()
 	r.quiet()
 }
+
+// An answer may take any time as long as it makes progress; one that stops is cut off.
+func TestAnswerProgress(t *testing.T) {
+	pieces := func(stops bool, send func()) {
+		for range 15 {
+			time.Sleep(100 * time.Millisecond)
+			send()
+		}
+		if stops {
+			time.Sleep(20 * time.Second)
+		}
+	}
+	h1 := serve(t, func(p *peer) {
+		h := p.head()
+		stops := strings.HasPrefix(h, "GET /stops")
+		if strings.Contains(h, "/chunks") {
+			p.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+			pieces(stops, func() { p.send("1\r\nx\r\n") })
+			p.send("0\r\n\r\n")
+			return
+		}
+		p.send("HTTP/1.1 200 OK\r\nContent-Length: 15\r\n\r\n")
+		pieces(stops, func() {
+			if !stops {
+				p.send("x")
+			}
+		})
+	})
+	h2 := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		w.Header().Set("Content-Length", "16")
+		stops := strings.HasPrefix(req.URL.Path, "/stops")
+		for range 15 {
+			w.(http.Flusher).Flush()
+			time.Sleep(100 * time.Millisecond)
+			fmt.Fprint(w, "x")
+		}
+		w.(http.Flusher).Flush()
+		if stops {
+			<-req.Context().Done()
+		}
+		fmt.Fprint(w, "x")
+	}))
+	h2.Config.Protocols = new(http.Protocols)
+	h2.Config.Protocols.SetUnencryptedHTTP2(true)
+	h2.Start()
+	t.Cleanup(h2.Close)
+	const args = "body_timeout = \"400ms\"\n response_timeout = \"400ms\"\n write_timeout = \"400ms\""
+	one, two := run(t, simple(in("write_timeout = \"400ms\"")+out(args), h1.addr())), run(t, simple(in("write_timeout = \"400ms\"")+out(args+"\n http = \"2\""), addrOf(h2)))
+	t.Run("all", func(t *testing.T) {
+		for _, target := range []string{"/goes-on", "/goes-on/chunks", "/stops", "/stops/chunks"} {
+			for name, r := range map[string]*rig{"HTTP/1": one, "HTTP/2": two} {
+				t.Run(name+target, func(t *testing.T) {
+					t.Parallel()
+					p := dial(t, r.addr("in"))
+					p.send("GET " + target + " HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+					h := p.head()
+					body := p.rest()
+					whole := strings.Count(body, "x") >= 15 && (!strings.Contains(h, "chunked") || strings.HasSuffix(body, "0\r\n\r\n"))
+					if name == "HTTP/2" {
+						whole = strings.Count(body, "x") == 16
+					}
+					if !strings.HasPrefix(h, "HTTP/1.1 200 ") || whole == strings.HasPrefix(target, "/stops") || strings.Contains(body, "time-out") {
+						t.Errorf("%q, %q", h, body)
+					}
+				})
+			}
+		}
+	})
+	for name, r := range map[string]*rig{"HTTP/1": one, "HTTP/2": two} {
+		r.quiet()
+		if n := r.output("out", "cut"); n != 2 {
+			t.Errorf("%s: %d are cut off", name, n)
+		}
+	}
+}

@@ -11,6 +11,7 @@ import (
 	"os"
 	"runtime"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -594,5 +595,41 @@ func TestHTTP2Trailers(t *testing.T) {
 	}
 	if g := <-got; g != "5\r\nhello\r\n0\r\nA: b\r\n\r\n" {
 		t.Errorf("%q", g)
+	}
+}
+
+// So many further backends are tried, each once, and no more.
+func TestRetryCount(t *testing.T) {
+	var mu sync.Mutex
+	asked := map[string]int{}
+	var addrs []string
+	for range 4 {
+		s := serve(t, func(p *peer) {
+			p.head()
+			mu.Lock()
+			asked[p.LocalAddr().String()]++
+			mu.Unlock()
+		})
+		addrs = append(addrs, s.addr())
+	}
+	for retries, want := range []int{1, 2, 3, 4, 4} {
+		r := run(t, simple(out(fmt.Sprintf("retries = %d", retries))+"node \"balance\" \"pick\" {\n pool = pool.web\n eject_for = \"0s\"\n}\n", addrs...))
+		clear(asked)
+		p := dial(t, r.addr("in"))
+		if got := p.get(get); !strings.HasPrefix(got, "502") {
+			t.Errorf("%q", got)
+		}
+		_ = p.Close()
+		r.quiet()
+		mu.Lock()
+		if len(asked) != want {
+			t.Errorf("%d retries: %d backends are asked, want %d", retries, len(asked), want)
+		}
+		for a, n := range asked {
+			if n != 1 {
+				t.Errorf("%d retries: %s is asked %d times", retries, a, n)
+			}
+		}
+		mu.Unlock()
 	}
 }

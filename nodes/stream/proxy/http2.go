@@ -132,7 +132,7 @@ func (p *proxy) tryHTTP2(ctx context.Context, s *stream.Session) (output int, ag
 		return p.failedHTTP2(ctx, r, up, err)
 	}
 	s.Connected = stream.Now() - begun
-	return p.answerHTTP2(ctx, s, res, up, begun)
+	return p.answerHTTP2(ctx, cancel, s, res, up, begun)
 }
 
 // makeHTTP2 makes the request as net/http has it; its fields are those of HTTP/1, less
@@ -270,7 +270,7 @@ func headOf(status int, h http.Header, length int64, body bool) (*http1.Response
 }
 
 // answerHTTP2 passes an answer on.
-func (p *proxy) answerHTTP2(ctx context.Context, s *stream.Session, res *http.Response, up *uploadHTTP2, begun int64) (int, bool, error) {
+func (p *proxy) answerHTTP2(ctx context.Context, cancel context.CancelCauseFunc, s *stream.Session, res *http.Response, up *uploadHTTP2, begun int64) (int, bool, error) {
 	r := s.Req
 	defer res.Body.Close()
 	s.FirstByte = stream.Now() - begun
@@ -302,8 +302,12 @@ func (p *proxy) answerHTTP2(ctx context.Context, s *stream.Session, res *http.Re
 	}
 	piece := stream.GetBuffer(stream.SmallBuffer)
 	defer stream.PutBuffer(piece)
+	slow := time.AfterFunc(p.c.BodyTime, func() { cancel(errSlow) })
+	defer slow.Stop()
 	for {
+		slow.Reset(p.c.BodyTime)
 		n, err := res.Body.Read(piece)
+		slow.Stop()
 		if n > 0 {
 			if err := r.Write(piece[:n]); err != nil {
 				f := clientFailure(err)
@@ -314,7 +318,7 @@ func (p *proxy) answerHTTP2(ctx context.Context, s *stream.Session, res *http.Re
 			break
 		}
 		if err != nil {
-			if c := context.Cause(ctx); c != nil {
+			if c := context.Cause(ctx); c != nil && c != errSlow {
 				return clientGone, false, c
 			}
 			return cut, false, err
