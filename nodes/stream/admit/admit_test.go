@@ -214,6 +214,51 @@ func TestFairness(t *testing.T) {
 	}
 }
 
+// In the moment in which a place is free and who waits does not have it yet, nobody
+// else takes it.
+func TestNobodyOvertakes(t *testing.T) {
+	r := rig(t, func(c *Config) { c.Limit, c.Wait = 1, time.Minute })
+	r.Serve(request())
+	turn := make(chan string)
+	go func() { turn <- r.Serve(request()) }()
+	waiting(r, 1)
+	g := r.Node.(*stage).gate
+	g.inFlight.Add(-1) // as leave begins
+	if g.quick() {
+		t.Error("a session overtakes the one that waits")
+	}
+	g.serveQueue()
+	if got := <-turn; got != "next" || gauges(r) != "1 0 0" {
+		t.Errorf("%s, %s", got, gauges(r))
+	}
+}
+
+// A place that comes free just when the time to wait is over is taken or free, and not
+// lost.
+func TestLastMoment(t *testing.T) {
+	const wait = 50 * time.Microsecond
+	r := rig(t, func(c *Config) { c.Limit, c.Wait = 1, wait })
+	got := map[string]int{}
+	for range 4000 {
+		first, second := request(), request()
+		r.Serve(first)
+		left := make(chan struct{})
+		go func() {
+			for by := stream.Now() + int64(wait); stream.Now() < by; {
+			}
+			first.End()
+			close(left)
+		}()
+		out := r.Serve(second)
+		got[out]++
+		second.End()
+		if <-left; gauges(r) != "0 0 0" {
+			t.Fatalf("after %s: %s", out, gauges(r))
+		}
+	}
+	t.Log(got)
+}
+
 // Connections that leave HTTP give their place back and have a limit of their own.
 func TestUpgraded(t *testing.T) {
 	r := rig(t, func(c *Config) { c.Limit, c.Wait, c.Upgraded = 1, 0, 2 })

@@ -256,13 +256,8 @@ func (b *balancer) inTurn(v *view, s *stream.Session, now int64) *member {
 		return spare
 	}
 	// Others took turns meanwhile, so that all of this session's may have fallen on
-	// backends that are down.
-	for i := range v.members {
-		if m := &v.members[i]; v.up(m, s, now) {
-			return m
-		}
-	}
-	return nil
+	// backends that it cannot have.
+	return b.least(v, s, now)
 }
 
 // share is what part of its weight a backend counts with.

@@ -5,6 +5,7 @@ import (
 	"math"
 	"net/http"
 	"net/netip"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -55,6 +56,10 @@ func chosen(r *nodetest.Stage, s *stream.Session) int {
 		return -1
 	}
 	return int(s.Backend.Addr.Addr().As4()[3]) - 1
+}
+
+func backend(r *nodetest.Stage, i int) *stream.Backend {
+	return r.Env.Backends(netip.AddrPortFrom(netip.AddrFrom4([4]byte{192, 0, 2, byte(i + 1)}), 80))
 }
 
 func unwell(r *nodetest.Stage, numbers ...int) {
@@ -133,10 +138,8 @@ func TestRoundRobinIsEven(t *testing.T) {
 				t.Errorf("weights %v, down %v: %d at backend %d, want %.1f", c.weights, c.down, got[i].Load(), i, want)
 			}
 		}
-		for a, b := range map[int]uint64{0: uint64(got[0].Load())} {
-			if n := r.Env.Backends(netip.AddrPortFrom(netip.AddrFrom4([4]byte{192, 0, 2, byte(a + 1)}), 80)).Total.Load(); n != b {
-				t.Errorf("%d sessions are counted, %d went", n, b)
-			}
+		if n := backend(r, 0).Total.Load(); n != uint64(got[0].Load()) {
+			t.Errorf("%d sessions are counted, %d went", n, got[0].Load())
 		}
 	}
 }
@@ -179,7 +182,7 @@ func TestLeastConnections(t *testing.T) {
 	}
 	active := func() (n [3]int64) {
 		for i := range n {
-			n[i] = r.Env.Backends(netip.AddrPortFrom(netip.AddrFrom4([4]byte{192, 0, 2, byte(i + 1)}), 80)).Active.Load()
+			n[i] = backend(r, i).Active.Load()
 		}
 		return n
 	}
@@ -446,34 +449,63 @@ func TestNothingUsable(t *testing.T) {
 	}
 }
 
-// Sessions that run at the same time each take turns; the last backend that is up gets
-// all of them, and none is told that there is none. The others go down in the moment
-// between two views, where the view has them still.
+// Sessions that run at the same time each take turns; the last backend that a session
+// can have is found by each, and none is told that there is none. The others go down in
+// the moment between two views, where the view has them still; or they are up, and
+// have failed the session.
 func TestNobodyIsTurnedAway(t *testing.T) {
 	for _, a := range algorithms {
-		r := rig(t, a, nil, nodetest.Backends(9)...)
-		unwell(r, 0, 1, 2, 3, 5, 6, 7, 8)
-		var wg sync.WaitGroup
-		var lost, other atomic.Int64
-		for w := range 8 {
-			wg.Go(func() {
-				for i := range 3000 {
-					s := from(w*3000 + i)
-					switch chosen(r, s) {
-					case -1:
-						lost.Add(1)
-					case 4:
-					default:
-						other.Add(1)
-					}
-					s.End()
+		for _, what := range []string{"down", "tried"} {
+			// An even number: of two that take turns, one never comes to half of them.
+			r := rig(t, a, nil, nodetest.Backends(8)...)
+			var others []*stream.Backend
+			for _, i := range []int{0, 1, 2, 3, 5, 6, 7} {
+				others = append(others, backend(r, i))
+				if what == "down" {
+					unwell(r, i)
 				}
-			})
+			}
+			var wg sync.WaitGroup
+			var lost, other atomic.Int64
+			for w := range 8 {
+				wg.Go(func() {
+					var all []*stream.Session
+					for i := range 16 {
+						s := from(16*w + i)
+						if what == "tried" {
+							s.Tried = append(s.Tried, others...)
+						}
+						all = append(all, s)
+					}
+					for i := range 20_000 {
+						s := all[i%16]
+						switch chosen(r, s) {
+						case -1:
+							lost.Add(1)
+						case 4:
+						default:
+							other.Add(1)
+						}
+						s.Choose(nil, nil)
+					}
+				})
+			}
+			wg.Wait()
+			if lost.Load() > 0 || other.Load() > 0 {
+				t.Errorf("%s, %s: %d have no backend, %d one that they cannot have", a, what, lost.Load(), other.Load())
+			}
 		}
-		wg.Wait()
-		if lost.Load() > 0 || other.Load() > 0 {
-			t.Errorf("%s: %d have no backend, %d one that is down", a, lost.Load(), other.Load())
+	}
+}
+
+// A reload goes on with the turns where they were.
+func TestTurnsGoOn(t *testing.T) {
+	r := rig(t, "round-robin", nil, nodetest.Backends(5)...)
+	for i := range 20 {
+		if k := chosen(r, from(i)); k != i%5 {
+			t.Errorf("session %d goes to backend %d", i, k)
 		}
+		nodetest.Reload(r, func(c *Config) { c.Pool = "web" })
 	}
 }
 
@@ -529,7 +561,7 @@ func TestSlowStart(t *testing.T) {
 				}
 			}
 			for i := range 2 {
-				r.Env.Backends(netip.AddrPortFrom(netip.AddrFrom4([4]byte{192, 0, 2, byte(i + 1)}), 80)).Active.Store(0)
+				backend(r, i).Active.Store(0)
 			}
 			return float64(n) / 4000
 		}
@@ -579,7 +611,7 @@ func TestEjection(t *testing.T) {
 		b := r.Node.(*balancer)
 		var all []*stream.Backend
 		for i := range n {
-			all = append(all, r.Env.Backends(netip.AddrPortFrom(netip.AddrFrom4([4]byte{192, 0, 2, byte(i + 1)}), 80)))
+			all = append(all, backend(r, i))
 		}
 		var wg sync.WaitGroup
 		begin := make(chan struct{})
@@ -627,6 +659,39 @@ func TestEjection(t *testing.T) {
 				t.Errorf("%s: %v is chosen", a, s.Backend)
 			}
 			r.Publish()
+		}
+	}
+}
+
+// The bound holds for two that fail in one moment, of which only one may be left out.
+func TestEjectionAtOnce(t *testing.T) {
+	r := rig(t, "round-robin", func(c *Config) { c.EjectAt, c.EjectFor = 1, time.Hour }, nodetest.Backends(4)...)
+	b := r.Node.(*balancer)
+	for round := range 100_000 {
+		b.Report(backend(r, 0), true)
+		var wg sync.WaitGroup
+		var ready atomic.Int64
+		for i := range 2 {
+			k := backend(r, 1+i)
+			wg.Go(func() {
+				ready.Add(1)
+				for spins := 1; ready.Load() < 2; spins++ {
+					if spins%1000 == 0 {
+						runtime.Gosched()
+					}
+				}
+				b.Report(k, true)
+			})
+		}
+		wg.Wait()
+		out := 0
+		for _, until := range b.ejections.until {
+			if until.Swap(0) > 0 {
+				out++
+			}
+		}
+		if out != 2 {
+			t.Fatalf("round %d: %d of 4 are left out", round, out)
 		}
 	}
 }

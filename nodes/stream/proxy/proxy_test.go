@@ -281,6 +281,7 @@ func TestKeepalive(t *testing.T) {
 			t.Errorf("%q", got)
 		}
 	}
+	r.Quiet() // then all is counted
 	if _, m := count(); m != before || r.Counter("out", "reused") != 20 || r.Counter("out", "connections") != 8 {
 		t.Errorf("%d new connections, %d reused", m-before, r.Counter("out", "reused"))
 	}
@@ -306,6 +307,7 @@ func TestKeepalive(t *testing.T) {
 			t.Errorf("%q", got)
 		}
 	}
+	r.Quiet()
 	if n := r.Counter("out", "connections"); n != 3 || r.Counter("out", "reused") != 0 {
 		t.Errorf("%d connections for three requests", n)
 	}
@@ -338,6 +340,7 @@ func TestStale(t *testing.T) {
 			t.Errorf("%q", got)
 		}
 	}
+	r.Quiet()
 	if a, b := r.Counter("out", "extra_bytes"), r.Counter("out", "stale"); a+b < 4 {
 		t.Errorf("%d with extra bytes, %d stale", a, b)
 	}

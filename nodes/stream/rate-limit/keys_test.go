@@ -100,9 +100,18 @@ func TestReload(t *testing.T) {
 	if got := []string{r.Serve(from("192.0.2.1", "a")), r.Serve(from("192.0.2.1", "a")), r.Serve(from("192.0.2.1", "a"))}; fmt.Sprint(got) != "[next next limited]" {
 		t.Errorf("%v", got)
 	}
+	r = rig(t, "header:X-User", 1)
+	r.Serve(from("192.0.2.1", "a", "X-User: u.example"))
 	nodetest.Reload(r, func(c *Config) { slow(c, "host", 1) })
-	if r.Serve(from("192.0.2.1", "a")) != "next" {
-		t.Error("a host pays for a client")
+	if r.Serve(from("192.0.2.1", "u.example")) != "next" {
+		t.Error("a host pays for a user")
+	}
+	nodetest.Reload(r, func(c *Config) {
+		slow(c, "host", 1)
+		c.Entries = 128
+	})
+	if n := len(r.Node.(*limiter).table.sets) * ways; n != 128 {
+		t.Errorf("%d entries", n)
 	}
 }
 
