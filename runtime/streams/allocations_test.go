@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"io"
 	"net"
+	"runtime"
 	"runtime/debug"
 	"testing"
 )
@@ -94,5 +95,33 @@ func BenchmarkRequest(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		ask()
+	}
+}
+
+// An idle connection costs no more than 16 KiB: buffers are given back. What its client
+// in this test costs is counted with it.
+func TestIdleConnectionsAreSmall(t *testing.T) {
+	const most, n = 16 << 10, 2000
+	r := run(t, simple("", parrot(t, small)))
+	request := "GET /x HTTP/1.1\r\nHost: a.example\r\n\r\n"
+	asker(t, r.addr("in"), request, len(small))()
+	used := func() uint64 {
+		runtime.GC()
+		runtime.GC() // empties the pools, too
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.HeapInuse + m.StackInuse
+	}
+	before := used()
+	for range n {
+		asker(t, r.addr("in"), request, len(small))()
+	}
+	if each := (int64(used()) - int64(before)) / n; each > most {
+		t.Errorf("%d bytes for each idle connection", each)
+	} else {
+		t.Logf("%d bytes for each of %d idle connections", each, n)
+	}
+	if c := r.engine.Stats()[0].Listeners[0].Connections; c < n {
+		t.Errorf("%d connections are open", c)
 	}
 }
