@@ -357,8 +357,17 @@ func (e *Engine) make(prog *program) (all [][]node, err error) {
 			}
 		}
 	}()
+	lanes, words := 0, 0 // of all nodes together
+	for i := range prog.nodes {
+		inst := prog.nodes[i].inst
+		lanes += len(inst.Outputs)
+		words += 2*len(inst.Outputs) + len(inst.Kind.Counters)
+	}
 	for _, l := range e.loops {
-		nodes := make([]node, len(prog.nodes))
+		// One node more than there are, so that what another core has does not begin in
+		// the last one's cache line.
+		nodes := make([]node, len(prog.nodes)+1)[:len(prog.nodes)]
+		out, counts := apart[packet.Lanes](lanes), apart[uint64](words)
 		all = append(all, nodes)
 		for i := range prog.nodes {
 			s := &prog.nodes[i]
@@ -367,10 +376,11 @@ func (e *Engine) make(prog *program) (all [][]node, err error) {
 			n.core = &core{Loop: l, idx: i, gen: prog.gen}
 			_, made := s.inst.Kind.Frames(s.inst.Config)
 			n.makes = made > 0
-			n.out = make([]packet.Lanes, len(s.inst.Outputs))
-			n.outs = make([]uint64, len(s.inst.Outputs))
-			n.outBytes = make([]uint64, len(s.inst.Outputs))
-			n.counters = make([]uint64, len(s.inst.Kind.Counters))
+			outputs := len(s.inst.Outputs)
+			n.out, out = cut(out, outputs)
+			n.outs, counts = cut(counts, outputs)
+			n.outBytes, counts = cut(counts, outputs)
+			n.counters, counts = cut(counts, len(s.inst.Kind.Counters))
 			if n.Node, err = s.maker(n.core); err != nil {
 				return all, fmt.Errorf("node %q on core %d: %w", s.inst.Name, l.id, err)
 			}
@@ -382,6 +392,9 @@ func (e *Engine) make(prog *program) (all [][]node, err error) {
 	}
 	return all, nil
 }
+
+// cut answers the first n elements of s, and the others.
+func cut[T any](s []T, n int) (first, rest []T) { return s[:n:n], s[n:] }
 
 // closeNodes closes nodes that nothing has inherited from.
 func closeNodes(nodes []node) {

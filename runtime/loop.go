@@ -74,6 +74,8 @@ type Loop struct {
 	sleeping atomic.Bool
 	waker    waker
 	fds      []int
+
+	_ [line]byte // another core's may come behind it
 }
 
 // node is one node of the program on this core.
@@ -144,10 +146,12 @@ func (l *Loop) setState(s *state.Snapshot) {
 }
 
 func grown(t []Traffic, n int) []Traffic {
-	for len(t) < n {
-		t = append(t, Traffic{})
+	if len(t) >= n {
+		return t
 	}
-	return t
+	more := apart[Traffic](n)
+	copy(more, t)
+	return more
 }
 
 const tickEvery = 10e6 // ns
