@@ -17,6 +17,7 @@ import (
 	"github.com/lbgraph/lbgraph/graph"
 	"github.com/lbgraph/lbgraph/io/packet"
 	_ "github.com/lbgraph/lbgraph/nodes/all"
+	lbruntime "github.com/lbgraph/lbgraph/runtime"
 )
 
 func sampled(t testing.TB, l Load, batch int) *Engine {
@@ -277,6 +278,46 @@ func TestNoAllocations(t *testing.T) {
 		if total > 2 { // the Go runtime's own
 			t.Errorf("%d %% of new flows: %d allocations over %d packets", percent, total, 100*frames)
 		}
+	}
+}
+
+// vectors notes what sets of lanes nodes get.
+type vectors map[string]map[packet.Lanes]int
+
+func (x vectors) Received(_ int, n *graph.Instance, _ *packet.Vector, lanes packet.Lanes) {
+	x.Visited(0, n, nil, lanes)
+}
+func (x vectors) Visited(_ int, n *graph.Instance, _ *packet.Vector, lanes packet.Lanes) {
+	if x[n.Name] == nil {
+		x[n.Name] = map[packet.Lanes]int{}
+	}
+	x[n.Name][lanes]++
+}
+func (vectors) Held(int, *graph.Instance, *packet.Record)                            {}
+func (vectors) Made(int, *graph.Instance, *packet.Record)                            {}
+func (vectors) Passed(int, int, *graph.Instance, *packet.Record)                     {}
+func (vectors) Ended(int, *graph.Instance, *packet.Record, lbruntime.Ending, string) {}
+
+// TestFullVectorsStayDense: where all packets go the same way, every node of the way
+// gets vectors whose lanes are 0 to 63, which it processes by a loop that counts.
+func TestFullVectorsStayDense(t *testing.T) {
+	e := sampled(t, Load{Flows: 3000}, packet.Size)
+	e.Warm()
+	seen := vectors{}
+	e.Observe(seen)
+	for range 3 {
+		e.arm()
+		e.run()
+	}
+	e.Observe(nil)
+	for _, name := range []string{"rx", "parse", "vip-classify", "frag-pin", "ct", "clamp", "gre", "tx"} {
+		if n := seen[name]; len(n) != 1 || n[packet.All(packet.Size)] != 3*frames/packet.Size {
+			t.Errorf("%s gets lanes %v", name, n)
+		}
+	}
+	// One lane at a time while it is observed, for it may make packets.
+	if n := seen["mtu"]; len(n) != packet.Size {
+		t.Errorf("mtu gets lanes %v", n)
 	}
 }
 

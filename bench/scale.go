@@ -16,6 +16,7 @@ type Scale struct {
 	Load   time.Duration // reading and checking the file
 	Build  time.Duration // the first snapshot, all Maglev tables
 	Flap   time.Duration // a backend of one pool goes down: the next snapshot
+	Tables uint64        // that this next snapshot needed
 	Memory uint64        // bytes of the heap that file and snapshot hold
 	Match  float64       // ns a packet in vip-classify
 	LookUp float64       // ns a packet in conntrack, every flow before any comes again
@@ -40,10 +41,13 @@ func MeasureScale(z Size, runs int, d time.Duration) (*Scale, error) {
 	if err == nil {
 		x.Memory = heap() - before
 		store.Flush()
+		built, _ := store.Builds()
 		t = time.Now()
 		err = store.Drain("pool-0", "b-0", true, false)
 		store.Flush()
 		x.Flap = time.Since(t)
+		x.Tables, _ = store.Builds()
+		x.Tables -= built
 	}
 	store.Close()
 	if err != nil {
