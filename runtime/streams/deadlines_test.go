@@ -265,8 +265,8 @@ func TestPiecesBothWays(t *testing.T) {
 // An answer may take any time as long as it makes progress; one that stops is cut off.
 func TestAnswerProgress(t *testing.T) {
 	pieces := func(stops bool, send func()) {
-		for range 15 {
-			time.Sleep(100 * time.Millisecond)
+		for range 8 {
+			time.Sleep(250 * time.Millisecond)
 			send()
 		}
 		if stops {
@@ -282,7 +282,7 @@ func TestAnswerProgress(t *testing.T) {
 			p.send("0\r\n\r\n")
 			return
 		}
-		p.send("HTTP/1.1 200 OK\r\nContent-Length: 15\r\n\r\n")
+		p.send("HTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\n")
 		pieces(stops, func() {
 			if !stops {
 				p.send("x")
@@ -290,11 +290,11 @@ func TestAnswerProgress(t *testing.T) {
 		})
 	})
 	h2 := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-		w.Header().Set("Content-Length", "16")
+		w.Header().Set("Content-Length", "9")
 		stops := strings.HasPrefix(req.URL.Path, "/stops")
-		for range 15 {
+		for range 8 {
 			w.(http.Flusher).Flush()
-			time.Sleep(100 * time.Millisecond)
+			time.Sleep(250 * time.Millisecond)
 			fmt.Fprint(w, "x")
 		}
 		w.(http.Flusher).Flush()
@@ -307,8 +307,8 @@ func TestAnswerProgress(t *testing.T) {
 	h2.Config.Protocols.SetUnencryptedHTTP2(true)
 	h2.Start()
 	t.Cleanup(h2.Close)
-	const args = "body_timeout = \"400ms\"\n response_timeout = \"400ms\"\n write_timeout = \"400ms\""
-	one, two := run(t, simple(in("write_timeout = \"400ms\"")+out(args), h1.addr())), run(t, simple(in("write_timeout = \"400ms\"")+out(args+"\n http = \"2\""), addrOf(h2)))
+	const args = "body_timeout = \"800ms\"\n response_timeout = \"800ms\"\n write_timeout = \"800ms\""
+	one, two := run(t, simple(in("write_timeout = \"800ms\"")+out(args), h1.addr())), run(t, simple(in("write_timeout = \"800ms\"")+out(args+"\n http = \"2\""), addrOf(h2)))
 	t.Run("all", func(t *testing.T) {
 		for _, target := range []string{"/goes-on", "/goes-on/chunks", "/stops", "/stops/chunks"} {
 			for name, r := range map[string]*rig{"HTTP/1": one, "HTTP/2": two} {
@@ -318,9 +318,9 @@ func TestAnswerProgress(t *testing.T) {
 					p.send("GET " + target + " HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
 					h := p.head()
 					body := p.rest()
-					whole := strings.Count(body, "x") >= 15 && (!strings.Contains(h, "chunked") || strings.HasSuffix(body, "0\r\n\r\n"))
+					whole := strings.Count(body, "x") >= 8 && (!strings.Contains(h, "chunked") || strings.HasSuffix(body, "0\r\n\r\n"))
 					if name == "HTTP/2" {
-						whole = strings.Count(body, "x") == 16
+						whole = strings.Count(body, "x") == 9
 					}
 					if !strings.HasPrefix(h, "HTTP/1.1 200 ") || whole == strings.HasPrefix(target, "/stops") || strings.Contains(body, "time-out") {
 						t.Errorf("%q, %q", h, body)

@@ -112,16 +112,20 @@ func TestFaultyHeadInFrontOfMuch(t *testing.T) {
 	r := run(t, simple("", b.addr()))
 	p := dial(t, r.addr("in"))
 	p.send(post + "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n")
-	for range 50 {
-		p.send(strings.Repeat("x", 64<<10))
-	}
 	if h := p.head(); !strings.HasPrefix(h, "HTTP/1.1 400 ") {
 		t.Errorf("%q", h)
 	}
-	closeWrite(p)
 	if rest := p.rest(); strings.Contains(rest, "«") {
 		t.Errorf("behind it comes %q", rest)
 	}
+	// A reset could overtake the answer: what the client still sends is taken.
+	for i := range 10 {
+		if _, err := p.Write(bytes.Repeat([]byte("x"), 10_000)); err != nil {
+			t.Fatalf("piece %d: %v", i, err)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	_ = p.Close()
 	r.quiet()
 }
 

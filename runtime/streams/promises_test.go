@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/net/http2"
 	"golang.org/x/sys/unix"
 )
 
@@ -582,7 +583,7 @@ func TestHTTP2Trailers(t *testing.T) {
 	s := serve(t, func(p *peer) {
 		p.head()
 		got <- p.read(10) + p.head()
-		p.send(ok)
+		p.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\nUnannounced: y\r\nX-Forwarded-For: 1.2.3.4\r\n\r\n")
 		p.rest()
 	})
 	r := run(t, simple("", s.addr()))
@@ -595,6 +596,34 @@ func TestHTTP2Trailers(t *testing.T) {
 	}
 	if g := <-got; g != "5\r\nhello\r\n0\r\nA: b\r\n\r\n" {
 		t.Errorf("%q", g)
+	}
+	var back []string
+	if err := f.until(func(x http2.Frame) bool {
+		m, is := x.(*http2.MetaHeadersFrame)
+		if is {
+			for _, h := range m.Fields {
+				back = append(back, h.Name+": "+h.Value)
+			}
+		}
+		return is && m.StreamEnded()
+	}); err != nil || len(back) != 1 || back[0] != "unannounced: y" {
+		t.Errorf("%q, %v", back, err)
+	}
+}
+
+// Connections that say nothing hold nobody up.
+func TestAcceptIsNotBlocked(t *testing.T) {
+	b := record(t, ok)
+	r := run(t, simple(in("proxy_protocol = \"require\"\n trusted = [\"127.0.0.0/8\"]\n proxy_timeout = \"1h\"\n header_timeout = \"1h\""), b.addr()))
+	const header = "PROXY TCP4 192.0.2.1 198.51.100.2 1234 80\r\n"
+	for i := range 60 {
+		p := dial(t, r.addr("in"))
+		p.send([]string{"", "PROXY ", header, header + "GET / HT"}[i%4])
+	}
+	p := dial(t, r.addr("in"))
+	p.send(header)
+	if got := p.get(get); got != "200 ok" {
+		t.Errorf("%q", got)
 	}
 }
 
