@@ -141,6 +141,9 @@ func TestHTTP2RapidReset(t *testing.T) {
 	}
 	_ = f.p.Close()
 	r.quiet()
+	if b := r.engine.Stats()[0].Backends[0]; b.Failures != 0 {
+		t.Errorf("the backend is blamed %d times", b.Failures)
+	}
 }
 
 // Who gets answers may send as many frames without content as go with them.

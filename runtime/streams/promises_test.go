@@ -187,44 +187,54 @@ func TestHTTP2LyingLength(t *testing.T) {
 	}
 }
 
-// A small message goes out by one write, head and body together, both ways: whoever
-// reads has it all at once.
+// A small message goes out by one write, head and body together, both ways: it comes
+// as one segment.
 func TestOneWrite(t *testing.T) {
 	const body = "hello world"
 	answers := []string{
 		fmt.Sprintf("HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s", len(body), body),
 		fmt.Sprintf("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n", len(body), body),
 	}
-	var apart atomic.Int64
+	segments := func(c net.Conn) (n uint32) {
+		raw, err := c.(*net.TCPConn).SyscallConn()
+		if err == nil {
+			err = raw.Control(func(fd uintptr) {
+				info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
+				if err == nil {
+					n = info.Data_segs_in
+				}
+			})
+		}
+		if err != nil {
+			t.Error(err)
+		}
+		return n
+	}
+	const n = 100
+	asked := make(chan uint32, 1)
 	s := serve(t, func(p *peer) {
-		b := make([]byte, 4096)
-		for i := 0; ; i++ {
-			n, err := p.Read(b)
-			if err != nil {
-				return
-			}
-			if !bytes.HasSuffix(b[:n], []byte(body)) {
-				apart.Add(1)
-				p.read(len(body))
-			}
+		for i := range n {
+			p.head()
+			p.read(len(body))
 			p.send(answers[i%2])
 		}
+		asked <- segments(p.Conn)
 	})
 	r := run(t, simple("", s.addr()))
 	p := dial(t, r.addr("in"))
-	b := make([]byte, 4096)
-	for i := range 100 {
+	for i := range n {
 		p.send(fmt.Sprintf("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len(body), body))
-		n, err := p.Read(b)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if !bytes.HasSuffix(b[:n], []byte(answers[i%2][len(answers[i%2])-len(body):])) {
-			t.Fatalf("answer %d comes in pieces: %q", i, b[:n])
+		h := p.head()
+		_, want, _ := strings.Cut(answers[i%2], "\r\n\r\n")
+		if got := p.read(len(want)); got != want {
+			t.Fatalf("%q %q", h, got)
 		}
 	}
-	if n := apart.Load(); n > 0 {
-		t.Errorf("%d of 100 requests come in pieces", n)
+	if k := segments(p.Conn); k != n {
+		t.Errorf("%d answers come in %d segments", n, k)
+	}
+	if k := <-asked; k != n {
+		t.Errorf("%d requests come in %d segments", n, k)
 	}
 }
 
@@ -287,16 +297,19 @@ func TestBulkIsSpliced(t *testing.T) {
 	const size = 32 << 20
 	data := make([]byte, size)
 	s := serve(t, func(p *peer) {
-		h := p.head()
-		switch {
-		case strings.HasPrefix(h, "POST"):
-			_, _ = io.CopyN(io.Discard, p.r, size)
-			p.send(ok)
-		case strings.HasPrefix(h, "GET"):
-			p.send(fmt.Sprintf("HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n", size))
-			_, _ = p.Write(data)
-		default:
-			_, _ = p.Write(data)
+		for {
+			h := p.head()
+			switch {
+			case strings.HasPrefix(h, "POST"):
+				_, _ = io.CopyN(io.Discard, p.r, size)
+				p.send(ok)
+			case strings.HasPrefix(h, "GET"):
+				p.send(fmt.Sprintf("HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n", size))
+				_, _ = p.Write(data)
+			default:
+				_, _ = p.Write(data)
+				return
+			}
 		}
 	})
 	web := run(t, simple("", s.addr()))

@@ -26,10 +26,8 @@ func (p *proxy) transport() *http.Transport {
 		TLSClientConfig:    p.tls.Clone(),
 		DisableCompression: true,
 		IdleConnTimeout:    p.c.KeepaliveTime,
-
-		ExpectContinueTimeout: stream.ContinueAfter,
-		Protocols:             new(http.Protocols),
-		HTTP2:                 &http.HTTP2Config{WriteByteTimeout: p.c.WriteTime, SendPingTimeout: p.c.KeepaliveTime, PingTimeout: p.c.Connect},
+		Protocols:          new(http.Protocols),
+		HTTP2:              &http.HTTP2Config{WriteByteTimeout: p.c.WriteTime, SendPingTimeout: p.c.KeepaliveTime, PingTimeout: p.c.Connect},
 	}
 	if p.tls != nil {
 		t.Protocols.SetHTTP2(true)
