@@ -67,6 +67,14 @@ func (s *teller) serve(c net.Conn) {
 		_, _ = io.Copy(io.Discard, q.Body)
 		status := map[string]string{"/missing": "404 Not Found", "/sick": "500 Internal Server Error", "/moved": "302 Found"}[q.URL.Path]
 		switch q.URL.Path {
+		case "/big", "/chunks":
+			form, tail := fmt.Sprintf("Content-Length: %d", large), ""
+			if q.URL.Path == "/chunks" {
+				form, tail = fmt.Sprintf("Transfer-Encoding: chunked\r\n\r\n%x", large), "\r\n0\r\n\r\n"
+			}
+			sep := map[bool]string{true: "\r\n", false: "\r\n\r\n"}[tail != ""]
+			_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\n"+form+sep+strings.Repeat("x", large)+tail)
+			continue
 		case "/hang":
 			s.hanging.Add(1)
 			<-s.release
@@ -87,6 +95,9 @@ func (s *teller) serve(c net.Conn) {
 		}
 	}
 }
+
+// large is the bytes of an answer that is passed on without a copy.
+const large = 3 << 20
 
 // client counts what it sends and gets.
 type client struct {
@@ -546,6 +557,32 @@ func TestStreamPage(t *testing.T) {
 	r.quiet()
 	if after := scrape(t, r.Daemon); len(after) != len(got) {
 		t.Errorf("the page has %d series, and %d after 300 hosts, paths, methods and ids", len(got), len(after))
+	}
+}
+
+// TestStreamBytes: bytes are counted whichever way they go, by copies or in the kernel.
+func TestStreamBytes(t *testing.T) {
+	dir := t.TempDir()
+	crt, key := certificate(t, dir, "web.example", time.Now().Add(time.Hour))
+	r := newStreamRig(t, shop(filepath.Join(dir, "log"), tell(t).addr, deadAddress(t), crt, key))
+	put := fmt.Sprintf("PUT /ok HTTP/1.1\r\nHost: web.example\r\nContent-Length: %d\r\n\r\n%s", large, strings.Repeat("y", large))
+	for _, l := range []string{"shop/in", "tcp/in"} {
+		c := r.dial(l)
+		for _, text := range []string{get("/big", "web.example"), get("/chunks", "web.example"), put, get("/big", "web.example", closing)} {
+			c.ask(text, 200)
+		}
+		_ = c.Conn.(*net.TCPConn).CloseWrite()
+		c.rest()
+		r.quiet()
+		if r.in[l].Load() < 3*large || r.out[l].Load() < large {
+			t.Fatalf("only %d bytes came, %d went", r.in[l].Load(), r.out[l].Load())
+		}
+		got := scrape(t, r.Daemon)
+		block, _, _ := strings.Cut(l, "/")
+		in, out := fmt.Sprintf(`lbgraph_stream_listener_received_bytes_total{listener="in",stream=%q}`, block), fmt.Sprintf(`lbgraph_stream_listener_sent_bytes_total{listener="in",stream=%q}`, block)
+		if got[in] != float64(r.out[l].Load()) || got[out] != float64(r.in[l].Load()) {
+			t.Errorf("%s: %v bytes came and %v went, want %d and %d", l, got[in], got[out], r.out[l].Load(), r.in[l].Load())
+		}
 	}
 }
 

@@ -3,6 +3,9 @@ package daemon
 import (
 	"context"
 	"fmt"
+	"io"
+	"net"
+	"net/http"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -231,9 +234,11 @@ func TestTraceRequest(t *testing.T) {
 		}},
 		{admin.Request{URL: "http://web.example/ok", Listener: "shop/in"}, "in.next log.next ids.next admit.next hosts.web web.next out", 0, func(s *admin.Session) bool { return s.Backend == b.addr }},
 	} {
-		s, err := r.TraceRequest(x.q)
-		if err != nil || ways(&s) != x.way || s.Status != x.status || !x.check(&s) {
-			t.Errorf("%+v: %v; %s; %+v", x.q, err, ways(&s), s)
+		for range 2 { // the first question changes nothing for the second
+			s, err := r.TraceRequest(x.q)
+			if err != nil || ways(&s) != x.way || s.Status != x.status || !x.check(&s) {
+				t.Errorf("%+v: %v; %s; %+v", x.q, err, ways(&s), s)
+			}
 		}
 	}
 	after := scrape(t, r.Daemon)
@@ -402,5 +407,54 @@ func TestStatsWhileItStops(t *testing.T) {
 	c.ask("", 200)
 	if err := <-stopped; err != nil {
 		t.Error(err)
+	}
+}
+
+// TestHTTP2Sessions: requests of HTTP/2 are counted and told as others are.
+func TestHTTP2Sessions(t *testing.T) {
+	r, b, _ := newShop(t)
+	at, _ := r.Streams().Bound("shop", "in")
+	tr := &http.Transport{Protocols: new(http.Protocols), DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "tcp", at.String())
+	}}
+	tr.Protocols.SetUnencryptedHTTP2(true)
+	t.Cleanup(tr.CloseIdleConnections)
+	end := r.sampling(admin.SessionFilter{Count: 3, Listener: "in"})
+	c := &http.Client{Transport: tr}
+	for _, x := range []struct {
+		url  string
+		want int
+	}{{"http://web.example/ok", 200}, {"http://web.example/sick", 500}, {"http://other.example/", 404}} {
+		res, err := c.Get(x.url)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _ = io.Copy(io.Discard, res.Body)
+		_ = res.Body.Close()
+		if res.StatusCode != x.want || res.ProtoMajor != 2 {
+			t.Errorf("%s: %s %s", x.url, res.Proto, res.Status)
+		}
+	}
+	status := map[int]string{}
+	for _, s := range end() {
+		if s.Protocol != "HTTP/2" || s.Total == nil || s.Backend != "" && s.Backend != b.addr {
+			t.Errorf("%+v", s)
+		}
+		status[s.Status] = ways(&s)
+	}
+	if status[200] != "in.next log.next ids.next admit.next hosts.web web.next out" || status[404] != "in.next log.next ids.next admit.next hosts.no_route" || status[500] == "" {
+		t.Errorf("%v", status)
+	}
+	tr.CloseIdleConnections()
+	r.quiet()
+	got := scrape(t, r.Daemon)
+	for series, want := range map[string]float64{
+		`lbgraph_stream_listener_requests_total{listener="in",stream="shop"}`:          3,
+		`lbgraph_stream_route_sessions_total{outcome="2xx",route="web",stream="shop"}`: 1, `lbgraph_stream_route_sessions_total{outcome="5xx",route="web",stream="shop"}`: 1,
+		`lbgraph_stream_route_sessions_total{outcome="4xx",route="hosts",stream="shop"}`: 1, `lbgraph_stream_route_duration_seconds_count{route="web",stream="shop"}`: 2,
+	} {
+		if got[series] != want {
+			t.Errorf("%s is %v, want %v", series, got[series], want)
+		}
 	}
 }
