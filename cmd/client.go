@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"net/http"
 	"net/url"
@@ -55,6 +56,9 @@ func (x *client) open(ctx context.Context, method, path string, body any) (*http
 		var u *url.Error
 		if errors.As(err, &u) {
 			err = u.Err // the URL says nothing
+		}
+		if errors.Is(err, fs.ErrPermission) {
+			return nil, refused("the daemon may not be asked: %w. Root may, and the group that its admin block names", err)
 		}
 		return nil, refused("no daemon answers: %w. Does one run, with an admin block?", err)
 	}

@@ -179,7 +179,10 @@ func (d *Daemon) fromFile(q request) admin.Reload {
 	c.status.Last = &last
 	taken := r.Outcome == admin.Reloaded || r.Outcome == admin.Unchanged
 	if taken {
-		c.good, c.status.Since, c.status.LastGood = l, r.At, false
+		c.good, c.status.LastGood = l, false
+	}
+	if r.Outcome == admin.Reloaded {
+		c.status.Since = r.At
 	}
 	keep := c.keep
 	d.shared.Unlock()

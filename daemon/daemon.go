@@ -328,7 +328,8 @@ func (d *Daemon) Store() *state.Store { return d.store }
 // SetHealth takes what a check found out.
 func (d *Daemon) SetHealth(t state.Target, h state.Health) { d.store.SetHealth(t, h) }
 
-// WatchTargets calls f whenever the targets of checks may have changed, until stop.
+// WatchTargets calls f whenever the targets of checks may have changed, until stop:
+// nothing but a reload changes them.
 func (d *Daemon) WatchTargets(f func()) (stop func()) {
 	key := new(int)
 	d.watchers.Store(key, f)

@@ -230,6 +230,30 @@ func TestDrainIsPassedOn(t *testing.T) {
 	}
 }
 
+// TestDrainReachesNewControls: a reload that brings bgp and a drain together has bgp hear
+// of the drain, in whichever order they stand; so does bgp that comes while the node is
+// drained by command.
+func TestDrainReachesNewControls(t *testing.T) {
+	const bare = "bgp {\n  asn       = 65001\n  router_id = \"192.0.2.1\"\n  peer \"tor\" {\n    address = \"127.0.0.9\"\n    asn     = 65002\n    port    = 1\n  }\n}\n"
+	for _, c := range []struct{ adds, by string }{
+		{bare + "drain {}\n", "file"}, {"drain {}\n" + bare, "file"}, {bare, "command"}, {bare + "drain { enabled = false }\n", ""},
+	} {
+		t.Run("", func(t *testing.T) { // there is one speaker a process
+			r := newRig(t, plain)
+			if c.by == "command" {
+				r.SetDrained(true)
+			}
+			r.write(with(c.adds))
+			if got := r.ReloadFile("test", false); got.Outcome != admin.Reloaded {
+				t.Fatalf("%+v", got)
+			}
+			if s, ok := admin.StatusOf(r.Daemon).Details["bgp"].(bgp.Status); !ok || s.Drained != (c.by != "") {
+				t.Errorf("drained by %q, with %q: bgp says %+v", c.by, c.adds, s)
+			}
+		})
+	}
+}
+
 // scrape answers all series by name and labels, as the page has them.
 func scrape(t *testing.T, d *Daemon) map[string]float64 {
 	t.Helper()

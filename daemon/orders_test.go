@@ -187,6 +187,15 @@ func TestTopAddsUp(t *testing.T) {
 	if fmt.Sprintf("%+v", got) != fmt.Sprintf("%+v", want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
 	}
+	// What took x's place is of another kind: it has done all that it counts. An output
+	// that leads on now is no drop any more, and one that did not drop had dropped nothing.
+	a, b = graph.Stats{Nodes: []graph.NodeStats{node("x", 1, 2, 3, 4, 5, 6), node("y", 1, 2, 3, 4, 50, 6)}},
+		graph.Stats{CyclesPerNanosecond: 2, Nodes: []graph.NodeStats{node("x", 7, 8, 9, 10, 11, 12), node("y", 1, 2, 3, 4, 60, 6)}}
+	b.Nodes[0].Kind = "l"
+	b.Nodes[1].Outputs = []graph.OutputStats{{Name: "next", Drop: true, Packets: 7}, {Name: "why", Packets: 60}}
+	if got := topGraph(&a, &b).Nodes; got[0].Calls != 7 || got[0].Packets != 8 || got[0].Dropped != 11+3*12 || got[1].Dropped != 7 {
+		t.Errorf("%+v", got)
+	}
 	b.CyclesPerNanosecond = 0 // it is not known
 	for _, n := range topGraph(&a, &b).Nodes {
 		if n.Nanos != 0 || n.Share != 0 {

@@ -49,9 +49,7 @@ func (d *Daemon) Reload(f *graph.File) (runtime.Plan, error) {
 	if err := d.walk(append(steps, step{name: "end", do: func() error { return nil }})); err != nil {
 		return plan, err
 	}
-	d.shared.Lock()
-	d.controls = controls
-	d.shared.Unlock()
+	d.install(controls)
 	d.file = f
 	d.findGateways(f)
 	d.watchers.Range(func(_, f any) bool { f.(func())(); return true })
@@ -174,6 +172,22 @@ func (d *Daemon) controlSteps(f *graph.File) (next, removed []control, steps []s
 		}
 	}
 	return next, removed, steps, cancel
+}
+
+// install makes controls those that run. Whoever drained the node, or ended that, while
+// they were being made told only those of before: so all are told again.
+func (d *Daemon) install(controls []control) {
+	d.draining.Lock()
+	defer d.draining.Unlock()
+	d.shared.Lock()
+	d.controls = controls
+	is := len(d.drained) > 0
+	d.shared.Unlock()
+	for _, c := range controls {
+		if s, ok := c.Control.(drainable); ok {
+			s.SetDrained(is)
+		}
+	}
 }
 
 // build makes a control, and tells it what the node was told.

@@ -374,11 +374,15 @@ func TestLogOfAReloadIsBounded(t *testing.T) {
 // the page, also where it finds that the last good configuration is what the file says.
 func TestUnchangedIsNotCounted(t *testing.T) {
 	r := newRig(t, plain)
+	since := r.Configuration().Since
 	for range 2 {
 		r.write(plain + "# more\n")
 		if got := r.ReloadFile("test", false); got.Outcome != admin.Unchanged {
 			t.Fatalf("%+v", got)
 		}
+	}
+	if got := r.Configuration().Since; !got.Equal(since) {
+		t.Errorf("what is in force since %v is now in force since %v", since, got)
 	}
 	again := newRig(t, plain, func(o *Options) {
 		good := o.Loaded

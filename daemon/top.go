@@ -9,8 +9,9 @@ import (
 	"github.com/lbgraph/lbgraph/io/stream"
 )
 
-// Top measures what the nodes do for a while, with every vector timed. Counts of
-// nodes that a reload replaces in the meantime begin anew.
+// Top measures what the nodes do for a while, with every vector timed. A reload in the
+// meantime carries the counts of nodes on; what it puts in a node's place by another
+// kind, and an output that drops from then on, begin anew.
 func (d *Daemon) Top(ctx context.Context, long time.Duration) (admin.Top, error) {
 	d.timeAll(1)
 	defer d.timeAll(-1)
@@ -59,8 +60,8 @@ func topGraph(a, b *graph.Stats) admin.TopGraph {
 	sum := 0.0
 	for i := range b.Nodes {
 		y := &b.Nodes[i]
-		x := a.Node(y.Name)
-		n := admin.TopNode{Node: y.Name, Kind: y.Kind, Calls: since(x.Calls, y.Calls), Packets: since(x.Packets, y.Packets), Dropped: since(drops(&x), drops(y))}
+		x := earlier(a.Nodes, y)
+		n := admin.TopNode{Node: y.Name, Kind: y.Kind, Calls: since(x.Calls, y.Calls), Packets: since(x.Packets, y.Packets), Dropped: drops(x, y)}
 		if timed := since(x.Timed, y.Timed); timed > 0 && b.CyclesPerNanosecond > 0 {
 			n.Nanos = float64(since(x.Cycles, y.Cycles)) / float64(timed) / b.CyclesPerNanosecond
 		}
@@ -76,13 +77,20 @@ func topGraph(a, b *graph.Stats) admin.TopGraph {
 	return g
 }
 
-func drops(n *graph.NodeStats) (sum uint64) {
-	for _, o := range n.Outputs {
+// earlier answers what a node had counted: nothing, if it was of another kind.
+func earlier(all []graph.NodeStats, y *graph.NodeStats) *graph.NodeStats {
+	return first(all, func(n *graph.NodeStats) bool { return n.Name == y.Name && n.Kind == y.Kind })
+}
+
+// drops is what a node dropped from x to y.
+func drops(x, y *graph.NodeStats) (sum uint64) {
+	for _, o := range y.Outputs {
 		if o.Drop {
-			sum += o.Packets
+			was := first(x.Outputs, func(p *graph.OutputStats) bool { return p.Drop && p.Name == o.Name })
+			sum += since(was.Packets, o.Packets)
 		}
 	}
-	return sum + n.Unanswered + n.NoPunt
+	return sum + since(x.Unanswered, y.Unanswered) + since(x.NoPunt, y.NoPunt)
 }
 
 // since is what a count grew by; it grew from 0 if it is less than it was.
@@ -126,8 +134,8 @@ func topStream(a, b *graph.StreamStats) admin.TopStream {
 	}
 	for i := range b.Nodes {
 		y := &b.Nodes[i]
-		x := first(a.Nodes, func(n *graph.NodeStats) bool { return n.Name == y.Name })
-		t.Nodes = append(t.Nodes, admin.TopStage{Node: y.Name, Kind: y.Kind, Sessions: since(x.Packets, y.Packets), Dropped: since(drops(x), drops(y)), Values: y.Gauges})
+		x := earlier(a.Nodes, y)
+		t.Nodes = append(t.Nodes, admin.TopStage{Node: y.Name, Kind: y.Kind, Sessions: since(x.Packets, y.Packets), Dropped: drops(x, y), Values: y.Gauges})
 	}
 	return t
 }

@@ -61,6 +61,7 @@ type Control struct {
 	announced map[netip.Prefix]bool // what the speaker was told
 	decided   *state.Snapshot       // what vips stands for; nil if it is to be found anew
 	vips      []VIPStatus
+	told      time.Time // when a router had a route of ours last
 	rules     []rule
 	slow      time.Time // of the next look at what changes slowly
 	recount   bool
@@ -164,17 +165,19 @@ func (c *Control) Stop(ctx context.Context) error {
 
 // Drain withdraws all routes, and answers when drain_time has passed: until then
 // packets that are still under way, or sent by routers that have not heard, are to
-// be forwarded. It answers at once if no router was told a route. Nothing is
-// announced any more afterwards.
+// be forwarded. What was withdrawn before, or went with its session, counts from then on;
+// it answers at once if no router was told a route. Nothing is announced any more
+// afterwards.
 func (c *Control) Drain(ctx context.Context) error {
 	var wait time.Duration
 	err := c.do(ctx, func() {
 		c.leaving.Store(true)
-		if len(c.announced) > 0 && slices.ContainsFunc(c.peers, func(s *session) bool { return s.phase == established }) {
-			wait = c.cfg.DrainTime
+		now := time.Now()
+		if c.note(now); !c.told.IsZero() {
+			wait = c.cfg.DrainTime - now.Sub(c.told)
 		}
 	})
-	if err != nil || wait == 0 {
+	if err != nil || wait <= 0 {
 		return err
 	}
 	c.log.Info("routes are withdrawn; forwarding goes on", zap.Duration("for", wait))
@@ -254,8 +257,16 @@ func (c *Control) loop(ctx context.Context) {
 	}
 }
 
+// note remembers that a router has a route now.
+func (c *Control) note(now time.Time) {
+	if len(c.announced) > 0 && slices.ContainsFunc(c.peers, func(s *session) bool { return s.phase == established }) {
+		c.told = now
+	}
+}
+
 // step does all there is to do, and answers when to look again.
 func (c *Control) step(now time.Time) time.Time {
+	c.note(now)
 	c.mu.Lock()
 	events := c.events
 	c.events = nil

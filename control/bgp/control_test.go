@@ -457,6 +457,32 @@ func TestControlDrain(t *testing.T) {
 			}
 		})
 	})
+	// What a router was told until a moment ago may still bring packets, whether it was
+	// withdrawn or its session ended.
+	for what, end := range map[string]func(*rig){
+		"drained by command": func(r *rig) { r.SetDrained(true) },
+		"the session ended": func(r *rig) {
+			r.fake.mu.Lock()
+			delete(r.fake.dial, r1)
+			r.fake.mu.Unlock()
+			r.fake.tell(event{peer: r1, fault: "hold timer expired"})
+		},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			r := newRig(t, "drain_time = \"7s\"\n"+twoPeers, open())
+			r.fake.comeUp(r1)
+			r.run(func() {
+				r.expect("at first", web6+" "+web4)
+				time.Sleep(time.Minute)
+				began := time.Now()
+				end(r)
+				time.Sleep(2 * time.Second)
+				if err := r.Drain(context.Background()); err != nil || time.Since(began) > 7*time.Second || time.Since(began) < 7*time.Second-healthPeriod {
+					t.Errorf("%s: drained after %v: %v", what, time.Since(began), err)
+				}
+			})
+		})
+	}
 }
 
 // Attempts come a second apart, then twice as long each time up to a minute; a

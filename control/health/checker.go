@@ -165,17 +165,12 @@ func (c *Checker) probe(ctx context.Context, t *target, p *prober, vips []netip.
 		return
 	}
 	c.mu.Lock()
-	c.active--
-	var now state.Health
-	changed, gone := false, t.gone
+	now, changed, gone := t.health, false, t.gone
 	if c.prober == p {
 		now, changed = t.judge(err, took, p.cfg.Rise, p.cfg.Fall)
 		t.at = begun.Add(p.jittered())
 	} else { // the check has changed meanwhile: what the old one found says nothing
 		t.at = time.Now().Add(c.prober.first())
-	}
-	if !gone {
-		heap.Push(&c.due, t)
 	}
 	c.mu.Unlock()
 	if changed && !gone {
@@ -184,8 +179,18 @@ func (c *Checker) probe(ctx context.Context, t *target, p *prober, vips []netip.
 			f = append(f, zap.Error(err))
 		}
 		c.log.Info("a backend changes its state", f...)
+	}
+	// It is told each time, for the state may have forgotten: a reload that was taken
+	// back, or two in a row, can take a target away and bring it again unseen.
+	if now != state.Unknown && !gone {
 		c.host.SetHealth(t.Target, now)
 	}
+	c.mu.Lock()
+	c.active--
+	if !t.gone {
+		heap.Push(&c.due, t) // only now, so that what is told comes in order
+	}
+	c.mu.Unlock()
 	c.poke()
 }
 

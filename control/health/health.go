@@ -57,7 +57,8 @@ type Host interface {
 	Snapshot() *state.Snapshot
 	// SetHealth takes what was found out about a target.
 	SetHealth(state.Target, state.Health)
-	// WatchTargets calls f after every snapshot that was published, until stop.
+	// WatchTargets calls f whenever Targets may have changed, which is after a reload that took
+	// effect, until stop.
 	WatchTargets(f func()) (stop func())
 }
 

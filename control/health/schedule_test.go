@@ -202,6 +202,43 @@ func TestOthersTargets(t *testing.T) {
 	})
 }
 
+// TestForgottenHealthIsToldAgain: a target that the state has lost and found again, which
+// the check did not see (a reload that was taken back), has its health again.
+func TestForgottenHealthIsToldAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHost(t, "c")
+		spec := state.Spec{Pools: []state.PoolSpec{pool("web", "c", "10.0.0.1:80")}}
+		apply := func(check string) state.Health {
+			t.Helper()
+			spec.Pools[0].Health = check
+			if err := h.store.Apply(spec); err != nil {
+				t.Fatal(err)
+			}
+			return h.Snapshot().Pools[1].Members[0].Health
+		}
+		apply("c")
+		begin(t, h, func(c *Config) { c.Interval = time.Second }, func(context.Context, string, string) (net.Conn, error) {
+			return nil, errors.New("refused")
+		})
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		h.store.Flush()
+		if got := h.Snapshot().Pools[1].Members[0].Health; got != state.Unhealthy {
+			t.Fatalf("at first %v", got)
+		}
+		apply("")
+		if got := apply("c"); got == state.Unhealthy {
+			t.Fatal("the state has not forgotten")
+		}
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		h.store.Flush()
+		if got := h.Snapshot().Pools[1].Members[0].Health; got != state.Unhealthy {
+			t.Errorf("later %v", got)
+		}
+	})
+}
+
 // TestAnswerAboutWhatIsGone: what a probe finds out about a backend that is gone
 // meanwhile is told to nobody.
 func TestAnswerAboutWhatIsGone(t *testing.T) {

@@ -42,14 +42,26 @@ func TestOrdersAgainstTheFile(t *testing.T) {
 	must(s.Restore("web", "b1"))
 	must(s.Restore("web", "b2"))
 	expect("taken back", "takes drained takes, up draining up")
-	// The last order says whether it is kept.
+	// Each order says for itself whether it is kept; of two of a kind the last one does.
+	weight := func(want uint32) {
+		t.Helper()
+		if w := poolNamed(t, s.Cell().Load(), "web").Members[0].Weight; w != want {
+			t.Errorf("the weight is %d, want %d", w, want)
+		}
+	}
 	must(s.Drain("web", "b1", true, true))
 	must(s.SetWeight("web", "b1", 7, false))
 	apply(t, s, spec)
-	expect("not kept", "takes drained takes, up draining up")
-	if w := poolNamed(t, s.Cell().Load(), "web").Members[0].Weight; w != 100 {
-		t.Errorf("the weight is %d", w)
-	}
+	expect("the drain is kept, the weight is not", "drained drained takes, draining draining up")
+	weight(100)
+	must(s.SetWeight("web", "b1", 7, true))
+	must(s.Drain("web", "b1", true, false))
+	apply(t, s, spec)
+	expect("the weight is kept, the drain is not", "takes drained takes, up draining up")
+	weight(7)
+	must(s.Restore("web", "b1"))
+	s.Flush()
+	weight(100)
 	// No weight is as good as a drain, and no failure.
 	must(s.SetWeight("web", "b1", 0, true))
 	expect("weight 0", "takes drained takes, draining draining up")

@@ -156,10 +156,23 @@ type target struct {
 	members []*member
 }
 
+// override is what was ordered for a pool's backend. Each order says for itself whether
+// it is kept.
 type override struct {
-	drain  *bool
-	weight *int
-	keep   bool
+	drain                 *bool
+	weight                *int
+	keepDrain, keepWeight bool
+}
+
+// kept is what is left of the orders when the file is applied again.
+func (o override) kept() override {
+	if !o.keepDrain {
+		o.drain = nil
+	}
+	if !o.keepWeight {
+		o.weight = nil
+	}
+	return o
 }
 
 // NewStore answers a store without pools and VIPs.
@@ -286,7 +299,7 @@ func (s *Store) apply(spec Spec) error {
 	}
 	s.gen++ // what dies now is dead in the snapshot that follows
 	for k, o := range s.overrides {
-		if !o.keep {
+		if s.overrides[k] = o.kept(); s.overrides[k] == (override{}) {
 			delete(s.overrides, k)
 		}
 	}
@@ -1144,7 +1157,7 @@ func (s *Store) SetStatus(b uint32, st Status) {
 // Drain drains a pool's backend by command, or lets it take new flows again,
 // whatever the file says; keep makes it survive Apply.
 func (s *Store) Drain(pool, name string, drain, keep bool) error {
-	return s.override(pool, name, func(o *override) { o.drain, o.keep = &drain, keep })
+	return s.override(pool, name, func(o *override) { o.drain, o.keepDrain = &drain, keep })
 }
 
 // SetWeight sets the weight, 0 to 1000, of a pool's backend by command; keep makes
@@ -1153,7 +1166,7 @@ func (s *Store) SetWeight(pool, name string, weight int, keep bool) error {
 	if weight < 0 || weight > 1000 {
 		return fmt.Errorf("weight %d is not from 0 to 1000", weight)
 	}
-	return s.override(pool, name, func(o *override) { o.weight, o.keep = &weight, keep })
+	return s.override(pool, name, func(o *override) { o.weight, o.keepWeight = &weight, keep })
 }
 
 // Restore takes back what Drain and SetWeight ordered for a pool's backend.
