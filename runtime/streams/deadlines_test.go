@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
 
 	"github.com/lbgraph/lbgraph/runtime/streams"
 )
@@ -335,4 +336,41 @@ func TestAnswerProgress(t *testing.T) {
 			t.Errorf("%s: %d are cut off", name, n)
 		}
 	}
+}
+
+// A client of HTTP/2 that opens no window, or does not read at all, is given up; one
+// that opens it slowly is not.
+func TestHTTP2Progress(t *testing.T) {
+	big := strings.Repeat("x", 1<<20)
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, big) }))
+	t.Cleanup(srv.Close)
+	r := run(t, simple(in("write_timeout = \"2s\""), addrOf(srv)))
+	f := h2raw(t, r.addr("in"))
+	_ = f.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 16_000})
+	_ = f.headers(1, true, h2get...)
+	f.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
+	begun, last := time.Now(), time.Now()
+	n, ended := 0, false
+	err := f.until(func(x http2.Frame) bool {
+		switch x := x.(type) {
+		case *http2.DataFrame:
+			n += int(x.Length)
+			// A window every 400 ms for five seconds, then none.
+			if d := time.Since(begun); d < 5*time.Second {
+				time.Sleep(400 * time.Millisecond)
+				_ = f.WriteWindowUpdate(1, x.Length)
+				_ = f.WriteWindowUpdate(0, x.Length)
+				last = time.Now()
+			}
+			ended = x.StreamEnded()
+		case *http2.RSTStreamFrame, *http2.GoAwayFrame:
+			return true
+		}
+		return ended
+	})
+	if ended || isTimeout(err) || last.Sub(begun) < 4*time.Second || time.Since(last) < 300*time.Millisecond || n < 40_000 {
+		t.Errorf("%d bytes in %v, the last at %v, %v", n, time.Since(begun), last.Sub(begun), err)
+	}
+	_ = f.p.Close()
+	r.quiet()
 }

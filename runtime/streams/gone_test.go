@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/net/http2"
 )
 
 // soon tries until f takes no longer than half a second: a busy machine may be late
@@ -270,4 +272,21 @@ func TestHalfClosedBeforeConnect(t *testing.T) {
 		}
 	}
 	r.quiet()
+}
+
+// A request that is cancelled while its backend is being connected to says nothing of
+// the backend.
+func TestCancelWhileConnecting(t *testing.T) {
+	r := run(t, simple(out("connect_timeout = \"20s\""), full(t)))
+	f := h2raw(t, r.addr("in"))
+	_ = f.headers(1, true, h2get...)
+	time.Sleep(50 * time.Millisecond)
+	_ = f.WriteRSTStream(1, http2.ErrCodeCancel)
+	r.quiet()
+	if n := r.output("out", "client_gone"); n != 1 {
+		t.Errorf("counted %d times", n)
+	}
+	if b := r.engine.Stats()[0].Backends[0]; b.Failures != 0 {
+		t.Error("the backend is blamed")
+	}
 }
