@@ -34,6 +34,7 @@ type device struct {
 	mac   [6]byte // of the device's interface
 	gre   bool    // what comes back is in a tunnel
 	lost  func() map[string]uint64
+	fd    int // of the first socket of a reflector
 	close func() error
 	graph *daemon.Daemon // nil for others
 }
@@ -187,11 +188,6 @@ func (l *lab) reflector(name string, loops, batch, way int) (*device, error) {
 	if err != nil {
 		return nil, err
 	}
-	if way == busy {
-		if err := d.deferInterrupts(); err != nil {
-			return nil, fmt.Errorf("%s: %w", name, err)
-		}
-	}
 	const rings = 2048
 	const each = 2*rings + 4*packet.Size
 	mem, err := umem.New(loops*each, 2048, false)
@@ -213,7 +209,7 @@ func (l *lab) reflector(name string, loops, batch, way int) (*device, error) {
 		running.Wait()
 		return errors.Join(p.Close(), mem.Close())
 	}
-	d.lost = p.Lost
+	d.lost, d.fd = p.Lost, p.Queue(0).FD()
 	ready := make(chan error, loops)
 	for i := range loops {
 		q := p.Queue(i)
@@ -251,6 +247,14 @@ func busyPoll(fd, budget int) error {
 		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_BUSY_POLL, 20),
 		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_BUSY_POLL_BUDGET, budget),
 	)
+}
+
+// polls tells whether the kernel knows which NAPI instance fills the socket of d, which
+// has received packets: else there is nothing that busy polling could run. So it is with
+// veth in Linux 6.18.
+func (d *device) polls() bool {
+	id, err := unix.GetsockoptInt(d.fd, unix.SOL_SOCKET, unix.SO_INCOMING_NAPI_ID)
+	return err == nil && id != 0
 }
 
 // deferInterrupts leaves the receive side to whoever polls, as busy polling asks of its

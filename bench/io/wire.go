@@ -212,8 +212,8 @@ func (w *wire) run(lane, cpu, nice int) {
 	w.threads[lane].Store(int64(unix.Gettid()))
 	prog := w.objs.Programs[[lanes]string{wireProgLbgraphSource0, wireProgLbgraphSource1}[lane]]
 	for err == nil && !w.stop.Load() {
-		// Some 10 ms where nothing is due.
-		_, err = prog.Run(&ebpf.RunOptions{Data: make([]byte, frame), Repeat: 1 << 18, BatchSize: batch, Flags: unix.BPF_F_TEST_XDP_LIVE_FRAMES})
+		// Some 30 ms where nothing is due.
+		_, err = prog.Run(&ebpf.RunOptions{Data: make([]byte, frame), Repeat: 1 << 20, BatchSize: batch, Flags: unix.BPF_F_TEST_XDP_LIVE_FRAMES})
 		if errors.Is(err, unix.EINTR) {
 			err = nil
 		}
