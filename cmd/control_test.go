@@ -3,12 +3,14 @@ package cmd_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -226,6 +228,41 @@ func TestCommandsOfADaemon(t *testing.T) {
 	s.stop()
 	for _, c := range []string{"status", "top", "reload", "drain", "undrain", "backend drain web/web-1", "trace --live", "trace tcp 1.2.3.4:5 1.2.3.4:5"} {
 		s.says(3, c, "lbgraph: no daemon answers: .*no such file or directory. Does one run, with an admin block")
+	}
+}
+
+// TestSocketIsRoots: whoever may not open the socket is told who may.
+func TestSocketIsRoots(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("to be somebody else takes root")
+	}
+	s := newStation(t)
+	program, err := exec.LookPath("lbgraph")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := os.ReadFile(program)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// All of the path to the socket and to the program is open to everybody.
+	dir := filepath.Dir(s.socket)
+	for _, d := range []string{dir, filepath.Dir(dir)} {
+		if err := os.Chmod(d, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	copied := filepath.Join(dir, "lbgraph")
+	if err := os.WriteFile(copied, b, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	c := exec.Command(copied, "status", "--socket", s.socket)
+	c.Dir = "/"
+	c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	out, err := c.CombinedOutput()
+	var x *exec.ExitError
+	if !errors.As(err, &x) || x.ExitCode() != 3 || !regexp.MustCompile(`^lbgraph: the daemon may not be asked: .*permission denied. Root may, and the group`).Match(out) {
+		t.Errorf("%v: %s", err, out)
 	}
 }
 

@@ -1,15 +1,11 @@
 package cmd_test
 
 import (
-	"context"
 	"errors"
 	"flag"
-	"os"
 	"os/exec"
-	"os/signal"
 	"path/filepath"
 	"strconv"
-	"syscall"
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
@@ -23,13 +19,7 @@ var update = flag.Bool("update", false, "write the golden outputs in scripts ane
 
 // Scripts run the command as lbgraph, in this test's own binary.
 func TestMain(m *testing.M) {
-	testscript.Main(m, map[string]func(){
-		"lbgraph": func() {
-			ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-			defer stop()
-			os.Exit(cmd.Execute(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
-		},
-	})
+	testscript.Main(m, map[string]func(){"lbgraph": cmd.Main})
 }
 
 // The command line, as its users see it: one script for each subcommand. The

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 )
 
@@ -58,9 +59,11 @@ func monotonic() string {
 // say tells the service manager.
 func (d *Daemon) say(lines ...string) { d.notify.say(lines...) }
 
-// watch gives signs of life while every loop passes, until stop is closed. While
-// the daemon stops it asks for as much time as it takes: draining may be long.
+// watch gives signs of life while every loop passes, until stop is closed, and logs
+// when the node becomes sick or well. While the daemon stops it asks for as much time as
+// it takes: draining may be long.
 func (d *Daemon) watch(stop <-chan struct{}) {
+	sick := false
 	every := time.Second
 	if d.notify.watchdog > 0 {
 		every = min(every, d.notify.watchdog/3)
@@ -75,6 +78,13 @@ func (d *Daemon) watch(stop <-chan struct{}) {
 		}
 		if d.notify.watchdog > 0 && d.passing() == nil {
 			d.say("WATCHDOG=1")
+		}
+		if err := d.Healthy(); !d.stopping.Load() && (err != nil) != sick {
+			if sick = err != nil; sick {
+				d.log.Warn("the node is not healthy", zap.Error(err))
+			} else {
+				d.log.Info("the node is healthy again")
+			}
 		}
 		if d.leaving.Load() {
 			d.say("EXTEND_TIMEOUT_USEC=" + strconv.Itoa(int(10*time.Second/time.Microsecond)))

@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/zap"
+
 	"github.com/lbgraph/lbgraph/control/admin"
 	"github.com/lbgraph/lbgraph/control/state"
 	"github.com/lbgraph/lbgraph/graph"
@@ -259,7 +261,7 @@ func TestPaceOfSigns(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		d := &Daemon{notify: notifier{conn, watchdog}}
+		d := &Daemon{notify: notifier{conn, watchdog}, log: zap.NewNop(), xdp: &xdpDriver{}}
 		d.leaving.Store(leaving)
 		stop, stopped := make(chan struct{}), make(chan struct{})
 		go func() {

@@ -58,3 +58,28 @@ func TestStandstillWithdraws(t *testing.T) {
 	r.until("the VIP is announced again", func() bool { ok, w := r.routes(); return ok && w == "" })
 	r.put(flows(t, 10))
 }
+
+// TestStandstillIsLogged: the log says when the node becomes sick and when it is well
+// again, once each, with or without routers that hear of it.
+func TestStandstillIsLogged(t *testing.T) {
+	r := newRig(t, plain)
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		r.watch(stop)
+	}()
+	defer func() {
+		close(stop)
+		<-stopped
+	}()
+	held, let := make(chan struct{}), make(chan struct{})
+	go r.engine("edge").Look("parse", nodeHolder(held, let))
+	<-held
+	r.until("it is sick", func() bool { return r.logged("warn", "the node is not healthy", "a loop has not passed for") })
+	time.Sleep(2100 * time.Millisecond) // two looks more
+	close(let)
+	r.until("it is well", func() bool { return r.logged("info", "the node is healthy again") })
+	if n := len(r.logs.FilterMessage("the node is not healthy").All()); n != 1 {
+		t.Errorf("it is said %d times", n)
+	}
+}
