@@ -243,13 +243,13 @@ func TestProgress(t *testing.T) {
 		_, _ = io.WriteString(w, big)
 	}))
 	defer srv.Close()
-	r := run(t, simple(in("write_timeout = \"1s\"\n body_timeout = \"200ms\""), addrOf(srv)))
+	r := run(t, simple(in("write_timeout = \"1500ms\"\n body_timeout = \"200ms\""), addrOf(srv)))
 	p := dial(t, r.addr("in"))
 	_ = p.Conn.(*net.TCPConn).SetReadBuffer(16 << 10)
 	p.send(get)
 	p.head()
 	n, begun := 0, time.Now()
-	for time.Since(begun) < 4*time.Second { // the kernel asks for more less often than the deadline
+	for time.Since(begun) < 5*time.Second { // the kernel asks for more less often than the deadline
 		n += len(p.read(2 << 10))
 		time.Sleep(50 * time.Millisecond)
 	}

@@ -169,7 +169,7 @@ func TestUpgradedIdle(t *testing.T) {
 		p.rest()
 		ended <- time.Now()
 	})
-	r := run(t, simple(in("write_timeout = \"200ms\"\n idle_timeout = \"200ms\"")+out("idle_timeout = \"600ms\"\n response_timeout = \"200ms\""), s.addr()))
+	r := run(t, simple(in("write_timeout = \"200ms\"\n idle_timeout = \"200ms\"")+out("idle_timeout = \"1500ms\"\n response_timeout = \"200ms\""), s.addr()))
 	for _, way := range []string{"/there", "/back"} {
 		p := dial(t, r.addr("in"))
 		p.send("GET " + way + " HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
@@ -187,7 +187,7 @@ func TestUpgradedIdle(t *testing.T) {
 		last := time.Now()
 		select {
 		case at := <-ended:
-			if d := at.Sub(last); d < 300*time.Millisecond {
+			if d := at.Sub(last); d < 700*time.Millisecond {
 				t.Errorf("%s: ended after %v", way, d)
 			}
 		case <-time.After(10 * time.Second):
@@ -267,7 +267,7 @@ func TestPiecesBothWays(t *testing.T) {
 func TestAnswerProgress(t *testing.T) {
 	pieces := func(stops bool, send func()) {
 		for range 8 {
-			time.Sleep(250 * time.Millisecond)
+			time.Sleep(300 * time.Millisecond)
 			send()
 		}
 		if stops {
@@ -295,7 +295,7 @@ func TestAnswerProgress(t *testing.T) {
 		stops := strings.HasPrefix(req.URL.Path, "/stops")
 		for range 8 {
 			w.(http.Flusher).Flush()
-			time.Sleep(250 * time.Millisecond)
+			time.Sleep(300 * time.Millisecond)
 			fmt.Fprint(w, "x")
 		}
 		w.(http.Flusher).Flush()
@@ -308,8 +308,8 @@ func TestAnswerProgress(t *testing.T) {
 	h2.Config.Protocols.SetUnencryptedHTTP2(true)
 	h2.Start()
 	t.Cleanup(h2.Close)
-	const args = "body_timeout = \"800ms\"\n response_timeout = \"800ms\"\n write_timeout = \"800ms\""
-	one, two := run(t, simple(in("write_timeout = \"800ms\"")+out(args), h1.addr())), run(t, simple(in("write_timeout = \"800ms\"")+out(args+"\n http = \"2\""), addrOf(h2)))
+	const args = "body_timeout = \"1500ms\"\n response_timeout = \"1500ms\"\n write_timeout = \"1500ms\""
+	one, two := run(t, simple(in("write_timeout = \"1500ms\"")+out(args), h1.addr())), run(t, simple(in("write_timeout = \"1500ms\"")+out(args+"\n http = \"2\""), addrOf(h2)))
 	t.Run("all", func(t *testing.T) {
 		for _, target := range []string{"/goes-on", "/goes-on/chunks", "/stops", "/stops/chunks"} {
 			for name, r := range map[string]*rig{"HTTP/1": one, "HTTP/2": two} {

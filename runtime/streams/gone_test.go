@@ -195,7 +195,7 @@ func TestHalfClosedClients(t *testing.T) {
 		}{
 			{"at once", "GET /0/0" + field + "\r\n", 1, 0, false},
 			{"a slow answer", "GET /500/0" + field + "\r\n", 1, 0, true},
-			{"a slow body", "GET /70/2000" + field + "\r\n", 1, 0, false},
+			{"a slow body", "GET /400/3000" + field + "\r\n", 1, 0, false},
 			{"both", "GET /500/2000" + field + "\r\n", 1, 0, true},
 			{"behind a body", "POST /500/0" + field + "Content-Length: 5\r\n\r\nhello", 1, 0, true},
 			{"a late end", "GET /2000/500" + field + "\r\n", 1, 1200 * time.Millisecond, true},
@@ -286,6 +286,31 @@ func TestCancelWhileConnecting(t *testing.T) {
 	if n := r.output("out", "client_gone"); n != 1 {
 		t.Errorf("counted %d times", n)
 	}
+	if b := r.engine.Stats()[0].Backends[0]; b.Failures != 0 {
+		t.Error("the backend is blamed")
+	}
+}
+
+// A client that leaves while its backend is being connected to.
+func TestGoneWhileConnecting(t *testing.T) {
+	r := run(t, simple(out("connect_timeout = \"20s\""), full(t)))
+	n := uint64(0)
+	soon(t, "a client that leaves", func() time.Duration {
+		n++
+		p := dial(t, r.addr("in"))
+		p.send(get)
+		time.Sleep(50 * time.Millisecond)
+		left := time.Now()
+		_ = p.Close()
+		eventually(t, "it is over", func() error {
+			if k := r.output("out", "client_gone"); k != n {
+				return fmt.Errorf("%d are gone", k)
+			}
+			return nil
+		})
+		return time.Since(left)
+	})
+	r.quiet()
 	if b := r.engine.Stats()[0].Backends[0]; b.Failures != 0 {
 		t.Error("the backend is blamed")
 	}

@@ -142,12 +142,30 @@ func (c *call) try(ctx context.Context, fresh bool) *failure {
 	}
 }
 
-// dial makes a connection to the session's backend.
+// dial makes a connection to the session's backend. While that takes its time, it looks
+// after the client.
 func (c *call) dial(ctx context.Context) *failure {
 	s := c.s
-	at := stream.Now()
-	up, err := c.p.dial(ctx, s)
-	if ctx.Err() != nil || stream.Now()-at > tick && s.Req.Gone() {
+	dialling, cancel := context.WithCancel(ctx)
+	gone, looked := false, make(chan struct{})
+	late := time.AfterFunc(time.Duration(tick), func() {
+		defer close(looked)
+		for !s.Req.Gone() {
+			select {
+			case <-dialling.Done():
+				return
+			case <-time.After(time.Duration(tick)):
+			}
+		}
+		gone = true
+		cancel()
+	})
+	up, err := c.p.dial(dialling, s)
+	cancel()
+	if !late.Stop() {
+		<-looked
+	}
+	if gone || ctx.Err() != nil {
 		if err == nil {
 			_ = up.Close()
 		}
