@@ -286,6 +286,22 @@ func TestMoved(t *testing.T) {
 	if all := linesOf(t, file, 1); all[0]["path"] != "/2" {
 		t.Errorf("%v", all)
 	}
+	// Another file has taken its place, and nothing was missing at any moment.
+	other := filepath.Join(filepath.Dir(file), "other")
+	if err := os.WriteFile(other, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(other, file); err != nil {
+		t.Fatal(err)
+	}
+	nodetest.Eventually(t, func() error {
+		write("/3")
+		if b, err := os.ReadFile(file); err != nil || len(b) == 0 {
+			time.Sleep(20 * time.Millisecond)
+			return fmt.Errorf("nothing comes to the other file: %v", err)
+		}
+		return nil
+	})
 	_ = r.Node.(*logger).Close()
 	if _, err := newLogger(Config{File: filepath.Join(file, "below"), Sample: 1, Buffer: 1}, r.Env); err == nil {
 		t.Error("a file that cannot be is none told of")

@@ -313,6 +313,54 @@ func TestKeepalive(t *testing.T) {
 	}
 }
 
+// The one used last is used next, none that is too old is, and none is kept by who has
+// closed.
+func TestIdle(t *testing.T) {
+	now, minute := stream.Now(), int64(time.Minute)
+	conn := func() (*stream.Conn, net.Conn) {
+		a, b := net.Pipe()
+		return stream.NewConn(a), b
+	}
+	closed := func(peer net.Conn) bool {
+		_ = peer.SetReadDeadline(time.Now().Add(20 * time.Millisecond))
+		_, err := peer.Read(make([]byte, 1))
+		return err == io.EOF
+	}
+	u, k := newUpstreams(3, time.Minute), new(stream.Backend)
+	var conns []*stream.Conn
+	var peers []net.Conn
+	for i, since := range []int64{now - 2*minute, now - minute/2, now, now} {
+		c, peer := conn()
+		u.put(k, c, since)
+		conns, peers = append(conns, c), append(peers, peer)
+		if kept := !closed(peer); kept != (i < 3) {
+			t.Errorf("connection %d is kept: %v", i, kept)
+		}
+	}
+	if c := u.get(new(stream.Backend), now); c != nil {
+		t.Error("another backend's connection")
+	}
+	for _, want := range []*stream.Conn{conns[2], conns[1], nil} {
+		if got := u.get(k, now); got != want {
+			t.Errorf("got %p, want %p", got, want)
+		}
+	}
+	if !closed(peers[0]) || u.count() != 0 {
+		t.Errorf("the old one is open, %d are idle", u.count())
+	}
+	u.put(k, conns[1], now)
+	u.hold(3, time.Minute)
+	if u.close(); closed(peers[1]) {
+		t.Error("closed for one of two")
+	}
+	if u.close(); !closed(peers[1]) {
+		t.Error("open behind the last one")
+	}
+	if u.put(k, conns[2], now); !closed(peers[2]) || u.count() != 0 {
+		t.Error("kept behind the last one")
+	}
+}
+
 // A connection that the backend closed, or by which it sent more than its answer, is
 // not used again; a request that it meets there goes by a new one.
 func TestStale(t *testing.T) {

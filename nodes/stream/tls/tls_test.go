@@ -263,6 +263,27 @@ func TestClients(t *testing.T) {
 	}
 }
 
+// A node follows its files as long as it is there, and not after a reload.
+func TestReload(t *testing.T) {
+	dir := t.TempDir()
+	p, _ := pair(t, dir, "a", "a")
+	r := rig(t, nil, p)
+	old := r.Node.(*server)
+	nodetest.Reload(r, func(c *Config) { c.Certificates = []certs.Pair{p} })
+	_, leaf := pair(t, dir, "a", "a")
+	nodetest.Eventually(t, func() error {
+		_, _, st, err := shake(t, r, &tls.Config{ServerName: "a"})
+		if err != nil || !st.PeerCertificates[0].Equal(leaf) {
+			return fmt.Errorf("the certificate of before, %v", err)
+		}
+		return nil
+	})
+	time.Sleep(500 * time.Millisecond) // the old one would have seen it, too
+	if now, was := r.Gauge("certificate_reloads"), old.Gauges()["certificate_reloads"]; now == 0 || was != 0 {
+		t.Errorf("%v reloads now, %v of the node before", now, was)
+	}
+}
+
 // A client that says nothing, or stops in the midst, has so long.
 func TestTimeout(t *testing.T) {
 	p, _ := pair(t, t.TempDir(), "a", "a")
