@@ -166,11 +166,8 @@ func (c *Checker) probe(ctx context.Context, t *target, p *prober, vips []netip.
 	}
 	c.mu.Lock()
 	now, changed, gone := t.health, false, t.gone
-	if c.prober == p {
+	if c.prober == p { // else it has changed meanwhile: what the old one found says nothing
 		now, changed = t.judge(err, took, p.cfg.Rise, p.cfg.Fall)
-		t.at = begun.Add(p.jittered())
-	} else { // the check has changed meanwhile: what the old one found says nothing
-		t.at = time.Now().Add(c.prober.first())
 	}
 	c.mu.Unlock()
 	if changed && !gone {
@@ -187,6 +184,9 @@ func (c *Checker) probe(ctx context.Context, t *target, p *prober, vips []netip.
 	}
 	c.mu.Lock()
 	c.active--
+	if t.at = begun.Add(p.jittered()); c.prober != p {
+		t.at = time.Now().Add(c.prober.first())
+	}
 	if !t.gone {
 		heap.Push(&c.due, t) // only now, so that what is told comes in order
 	}
