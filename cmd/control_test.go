@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -229,6 +230,51 @@ func TestCommandsOfADaemon(t *testing.T) {
 	for _, c := range []string{"status", "top", "reload", "drain", "undrain", "backend drain web/web-1", "trace --live", "trace tcp 1.2.3.4:5 1.2.3.4:5"} {
 		s.says(3, c, "lbgraph: no daemon answers: .*no such file or directory. Does one run, with an admin block")
 	}
+}
+
+// TestStatusOfControls: what checks found out, with the port where the file gives one,
+// and what routers are told, whatever the block is called.
+func TestStatusOfControls(t *testing.T) {
+	s := newStation(t)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	open := l.Addr().String()
+	_, port, _ := net.SplitHostPort(open)
+	shut := net.JoinHostPort("127.0.0.2", port)
+	text := strings.NewReplacer(
+		`pool "web" {`, "pool \"web\" {\n  health = health.up",
+		`{ address = "10.0.1.1" }`, "{\n    address = \"127.0.0.1\"\n    port    = "+port+"\n  }",
+		`{ address = "10.0.1.2" }`, "{\n    address = \"127.0.0.2\"\n    port    = "+port+"\n  }",
+	).Replace(made) + `health "up" {
+  interval = "50ms"
+  timeout  = "50ms"
+}
+bgp {
+  asn            = 65001
+  router_id      = "192.0.2.1"
+  announce_after = "0s"
+  peer "tor" {
+    address = "127.0.0.9"
+    asn     = 65002
+    port    = 1
+  }
+}
+`
+	s.write(text)
+	s.says(0, "reload", "reloaded")
+	s.write(strings.NewReplacer("bgp {", `bgp "edge" {`, "admin {", `admin "local" {`).Replace(text))
+	s.says(0, "reload", "unchanged")
+	s.until("checks have decided", func() bool {
+		_, out, _ := s.run("status")
+		return regexp.MustCompile(`(?m)^  `+regexp.QuoteMeta(open)+` +HEALTHY `).MatchString(out) && regexp.MustCompile(`(?m)^  `+regexp.QuoteMeta(shut)+` +UNHEALTHY .*refused`).MatchString(out)
+	})
+	s.until("the VIP is announced", func() bool {
+		_, out, _ := s.run("status")
+		return regexp.MustCompile(`(?m)^bgp, AS 65001\n  tor +127\.0\.0\.9 +\w+ +0 routes`).MatchString(out) && regexp.MustCompile(`(?m)^  203\.0\.113\.80/32 +announced`).MatchString(out)
+	})
 }
 
 // TestSocketIsRoots: whoever may not open the socket is told who may.

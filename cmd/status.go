@@ -212,7 +212,11 @@ func details(b *strings.Builder, all map[string]any) {
 		fmt.Fprintf(b, "\n%s\n", name)
 		t := tabwriter.NewWriter(b, 0, 0, 2, ' ', 0)
 		for _, p := range probes {
-			fmt.Fprintf(t, "  %s\t%s\t%.1f ms\t%s\n", p.Address, p.Health, p.Seconds*1e3, p.Error)
+			address := p.Address
+			if p.Port != 0 {
+				address = net.JoinHostPort(p.Address, strconv.Itoa(p.Port))
+			}
+			fmt.Fprintf(t, "  %s\t%s\t%.1f ms\t%s\n", address, p.Health, p.Seconds*1e3, p.Error)
 		}
 		_ = t.Flush()
 	}

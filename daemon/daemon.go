@@ -168,6 +168,7 @@ func (d *Daemon) env(c *graph.Instance) *graph.Env {
 
 // Start runs loops and controls. On error everything is closed again.
 func (d *Daemon) Start(ctx context.Context) error {
+	d.started = time.Now() // before controls, which tell it
 	for _, e := range d.engines {
 		if err := e.Start(); err != nil {
 			d.close()
@@ -191,7 +192,6 @@ func (d *Daemon) Start(ctx context.Context) error {
 			return err
 		}
 	}
-	d.started = time.Now()
 	d.ready.Store(true)
 	return nil
 }

@@ -204,10 +204,11 @@ func (d *Daemon) build(inst *graph.Instance) (control, error) {
 	return c, nil
 }
 
-// key tells the control blocks of a file apart.
+// key tells the control blocks of a file apart. Where a file can have one of a kind, its
+// name makes no difference.
 func (c control) key() string {
-	if c.inst.Name == c.inst.Kind.Name {
-		return c.inst.Name
+	if c.inst.Kind.Single || c.inst.Name == c.inst.Kind.Name {
+		return c.inst.Kind.Name
 	}
 	return c.inst.Kind.Name + " " + c.inst.Name
 }
