@@ -188,7 +188,7 @@ func TestGracesEndOneByOne(t *testing.T) {
 		for i := range less.Pools {
 			less.Pools[i].Backends = less.Pools[i].Backends[:1]
 		}
-		n := apply(t, s, less)
+		apply(t, s, less)
 		at := published(s)
 		drains := func() (all string) {
 			n := s.Cell().Load()
@@ -212,7 +212,7 @@ func TestGracesEndOneByOne(t *testing.T) {
 		apply(t, s, spec)
 		apply(t, s, less)
 		time.Sleep(30 * time.Second)
-		n = apply(t, s, spec)
+		n := apply(t, s, spec)
 		time.Sleep(time.Hour)
 		if s.Cell().Load() != n {
 			t.Error("the grace of what came back has ended something")

@@ -185,7 +185,7 @@ var notQuiet failure
 // exchange sends the request, and passes on what is answered.
 func (c *call) exchange(open bool) *failure {
 	s := c.s
-	first, f := c.ask(open)
+	f, first := c.ask(open)
 	if f != nil {
 		return f
 	}
@@ -212,7 +212,7 @@ func (c *call) exchange(open bool) *failure {
 
 // ask sends the request, or has it begun to be sent. err is what came of waiting for the
 // answer, if that was tried.
-func (c *call) ask(open bool) (err error, f *failure) {
+func (c *call) ask(open bool) (f *failure, err error) {
 	r := c.s.Req
 	if c.out == nil {
 		c.out = stream.GetBuffer(stream.SmallBuffer)
@@ -228,7 +228,7 @@ func (c *call) ask(open bool) (err error, f *failure) {
 			by = min(by, c.sentAt+t)
 		}
 		if n, err = c.up.Ask(c.out, by, open); err == nil || n == size {
-			return err, nil
+			return nil, err
 		}
 	case open && !c.up.Quiet():
 		err = stream.ErrNotQuiet
@@ -242,9 +242,9 @@ func (c *call) ask(open bool) (err error, f *failure) {
 	}
 	switch {
 	case err == stream.ErrNotQuiet:
-		return nil, &notQuiet
+		return &notQuiet, nil
 	case err != nil && n == 0:
-		return nil, &failure{output: closedEarly, err: err, again: true, stale: open} // nothing was sent
+		return &failure{output: closedEarly, err: err, again: true, stale: open}, nil // nothing was sent
 	}
 	// A backend that refuses early may have answered although writing fails.
 	return nil, nil
