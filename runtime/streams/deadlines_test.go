@@ -204,22 +204,16 @@ func TestUpgradedIdle(t *testing.T) {
 // the same time.
 func TestPiecesBothWays(t *testing.T) {
 	s := serve(t, func(p *peer) {
+		p.head()
+		p.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
 		for {
-			h := p.head()
-			if strings.Contains(h, "«") {
-				return
+			size := p.read(3)
+			if size != "1\r\n" {
+				break
 			}
-			p.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
-			for {
-				size := p.read(3)
-				if size != "1\r\n" {
-					break
-				}
-				p.send(size + p.read(3))
-			}
-			p.send("0\r\n\r\n")
-			return
+			p.send(size + p.read(3))
 		}
+		p.send("0\r\n\r\n")
 	})
 	r := run(t, simple("", s.addr()))
 	p := dial(t, r.addr("in"))
