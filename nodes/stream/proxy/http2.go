@@ -11,6 +11,7 @@ import (
 	"net/textproto"
 	"net/url"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -71,7 +72,7 @@ func (p *proxy) tryHTTP2(ctx context.Context, s *stream.Session) (output int, ag
 	defer cancel(errClosed)
 	var up *uploadHTTP2
 	if r.Body != nil {
-		up = &uploadHTTP2{body: r.Body, done: make(chan struct{})}
+		up = &uploadHTTP2{body: r.Body}
 	}
 	// While a body is read, who reads it sees the client go.
 	var unwatch func()
@@ -348,13 +349,19 @@ type uploadHTTP2 struct {
 	last      func() // called when all of it was read
 	sent      atomic.Bool
 	err       atomic.Pointer[error]
-	given     bool          // to net/http, which closes it in any case
-	done      chan struct{} // closed when it is not read any more
-	closed    atomic.Bool
+	given     bool // to net/http
+
+	mu   sync.Mutex // held while it is read
+	over bool       // the request is
 }
 
 // Read is part of io.Reader.
 func (u *uploadHTTP2) Read(p []byte) (int, error) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.over {
+		return 0, errClosed
+	}
 	if len(u.rest) == 0 {
 		piece, err := u.body.Next(false)
 		switch {
@@ -383,13 +390,8 @@ func hasKey(h http.Header, k string) bool {
 	return ok
 }
 
-// Close is part of io.Closer: net/http calls it when it reads no more.
-func (u *uploadHTTP2) Close() error {
-	if u.closed.CompareAndSwap(false, true) {
-		close(u.done)
-	}
-	return nil
-}
+// Close is part of io.Closer. net/http calls it whenever it likes, also while it reads.
+func (u *uploadHTTP2) Close() error { return nil }
 
 // trailers answers the announced trailers, to be filled in.
 func (u *uploadHTTP2) trailers() http.Header {
@@ -420,12 +422,16 @@ func splitList(s string) (all []string) {
 	return all
 }
 
-// end waits until the body is not read any more.
+// end sees to it that the body is not read any more.
 func (u *uploadHTTP2) end(cancel context.CancelCauseFunc) {
-	if !u.given || u.sent.Load() || u.err.Load() != nil {
+	if !u.given {
 		return
 	}
-	cancel(errClosed)
-	u.body.Interrupt()
-	<-u.done
+	if !u.sent.Load() && u.err.Load() == nil {
+		cancel(errClosed)
+		u.body.Interrupt()
+	}
+	u.mu.Lock()
+	u.over = true
+	u.mu.Unlock()
 }
