@@ -25,6 +25,7 @@ type configuration struct {
 	quit     chan struct{}
 	reading  sync.WaitGroup // the reader
 	tried    Loaded         // the last that was read; the reader's
+	saving   sync.Mutex     // over the file of the last good configuration
 
 	// Guarded by Daemon.shared.
 	files  []string // that tried was read from
@@ -97,12 +98,18 @@ func (d *Daemon) FilesChanged(why string) {
 func (d *Daemon) KeepLastGood(path string) {
 	d.shared.Lock()
 	d.config.keep = path
-	l := d.config.good
 	d.shared.Unlock()
-	d.save(path, l)
+	d.save()
 }
 
-func (d *Daemon) save(path string, l Loaded) {
+// save keeps the configuration in force where it is to be kept. One at a time looks and
+// writes, so that the newest is what stays.
+func (d *Daemon) save() {
+	d.config.saving.Lock()
+	defer d.config.saving.Unlock()
+	d.shared.RLock()
+	path, l := d.config.keep, d.config.good
+	d.shared.RUnlock()
 	if path == "" || l.Path == "" {
 		return
 	}
@@ -184,10 +191,9 @@ func (d *Daemon) fromFile(q request) admin.Reload {
 	if r.Outcome == admin.Reloaded {
 		c.status.Since = r.At
 	}
-	keep := c.keep
 	d.shared.Unlock()
 	if taken {
-		d.save(keep, l)
+		d.save()
 	}
 	return r
 }
