@@ -281,7 +281,7 @@ func turn(q graph.Queue, mem *umem.Memory, free []uint32, way int, stop *atomic.
 	v := &packet.Vector{Mem: mem.Bytes(), Links: make([]packet.Link, mem.Frames())}
 	var done [packet.Size]uint32
 	poll := []unix.PollFd{{Fd: int32(q.FD()), Events: unix.POLLIN}}
-	var since time.Time // without packets
+	var since time.Time // of the last packets, as a graph's loop counts: before they were dealt with
 	limit := spinFor
 	if way == spinning {
 		limit = restFor
@@ -301,19 +301,14 @@ func turn(q graph.Queue, mem *umem.Memory, free []uint32, way int, stop *atomic.
 		n := q.Receive(v)
 		if n == 0 {
 			q.Flush()
-			switch {
-			case way == sleeping:
-			case since.IsZero():
-				since = time.Now()
-				continue
-			case time.Since(since) < limit:
+			if way != sleeping && time.Since(since) < limit {
 				continue
 			}
 			_, _ = unix.Poll(poll, 100)
-			since = time.Time{}
+			since = time.Now()
 			continue
 		}
-		since = time.Time{}
+		since = time.Now()
 		for i := range n {
 			packet.SwapMACs(v.Bytes(i))
 		}

@@ -17,6 +17,7 @@ import (
 	"github.com/google/gopacket/layers"
 	"golang.org/x/sys/unix"
 
+	"github.com/lbgraph/lbgraph/graph"
 	"github.com/lbgraph/lbgraph/io/packet"
 )
 
@@ -119,6 +120,24 @@ func TestReport(t *testing.T) {
 	}
 }
 
+func TestNodes(t *testing.T) {
+	var out bytes.Buffer
+	r := &report{out: &out}
+	err := r.nodes("graph, 1", &graph.Stats{Received: 100, CyclesPerNanosecond: 2, Nodes: []graph.NodeStats{
+		{Name: "rx", Calls: 2, Packets: 100, Cycles: 300, Timed: 50}, {Name: "gre", Calls: 4, Packets: 200, Cycles: 90, Timed: 50}, {Name: "idle"},
+	}})
+	const want = `
+What the nodes of "graph, 1" take, by samples, which an interruption spoils: 4.8 ns a packet together; the rest is the kernel and the loop.
+
+share  ns a packet  packets a call  node
+62 %   3.0          50.0            rx
+38 %   0.9          50.0            gre
+`
+	if err != nil || out.String() != want {
+		t.Errorf("%v, got %s", err, out.String())
+	}
+}
+
 // Where there are processors enough, no two things that work share one.
 func TestPlaces(t *testing.T) {
 	for cpus := 1; cpus <= 8; cpus++ {
@@ -194,7 +213,7 @@ func TestNetSource(t *testing.T) {
 	l := testLab(t)
 	const flows = 300
 	o := wireOrder{Window: 1 << 20, Device: 7, Flows: flows, Frame: packetTo([6]byte{2, 0, 0, 0, 0, 9})}
-	if err := l.wire.objs.Maps[wireMapOrders].Put(uint32(0), &o); err != nil {
+	if err := errors.Join(l.wire.objs.Maps[wireMapOrders].Put(uint32(0), &o), l.wire.objs.Maps[wireMapGoing].Put(uint32(0), uint32(1))); err != nil {
 		t.Fatal(err)
 	}
 	for lane, name := range []string{wireProgLbgraphSource0, wireProgLbgraphSource1} {

@@ -71,9 +71,12 @@ func (c *config) rates(ctx context.Context, l *lab, r *report) error {
 	if l.places.shared(2) {
 		note = "One loop and the source have a processor each; two loops share two with their sources, which yield to them."
 	}
-	return r.table("Packets a second of which each comes back, "+fmt.Sprint(c.window)+" under way. "+note+
+	if err := r.table("Packets a second of which each comes back, "+fmt.Sprint(c.window)+" under way. "+note+
 		"\nThe graph on one loop is wanted at 0.9 of the reflector. By processor time, which a busy machine disturbs less, is the reflector's"+
-		"\nprocessor time a packet to the graph's. XDP_TX runs on the source's processor.", rows)
+		"\nprocessor time a packet to the graph's. XDP_TX runs on the source's processor.", rows); err != nil {
+		return err
+	}
+	return r.nodes(devices[0].name, &devices[0].graph.Stats()[0])
 }
 
 // batches is what vectors of several sizes and ways to wait are worth.

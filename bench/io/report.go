@@ -5,6 +5,8 @@ import (
 	"io"
 	"strings"
 	"text/tabwriter"
+
+	"github.com/lbgraph/lbgraph/graph"
 )
 
 // report collects tables, and the lines for benchstat that follow them.
@@ -25,6 +27,33 @@ func (r *report) table(title string, rows [][]string) error {
 		}
 	}
 	return w.Flush()
+}
+
+// nodes writes what the nodes of a graph took, by the engine's own samples.
+func (r *report) nodes(name string, s *graph.Stats) error {
+	rows := [][]string{{"share", "ns a packet", "packets a call", "node"}}
+	cost := func(n *graph.NodeStats) float64 { // ns, of all that were timed
+		if n.Timed == 0 {
+			return 0
+		}
+		return float64(n.Cycles) / s.CyclesPerNanosecond / float64(n.Timed)
+	}
+	sum := 0.0
+	for i := range s.Nodes {
+		sum += cost(&s.Nodes[i]) * float64(s.Nodes[i].Packets)
+	}
+	for i := range s.Nodes {
+		n := &s.Nodes[i]
+		if n.Packets == 0 || sum == 0 {
+			continue
+		}
+		rows = append(rows, []string{percent(cost(n) * float64(n.Packets) / sum), fmt.Sprintf("%.1f", cost(n)), fmt.Sprintf("%.1f", float64(n.Packets)/float64(n.Calls)), n.Name})
+	}
+	each := 0.0
+	if s.Received > 0 {
+		each = sum / float64(s.Received)
+	}
+	return r.table(fmt.Sprintf("What the nodes of %q take, by samples, which an interruption spoils: %.1f ns a packet together; the rest is the kernel and the loop.", name, each), rows)
 }
 
 // line adds a line as go test -bench writes it: values by unit, in pairs.

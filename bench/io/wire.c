@@ -18,12 +18,13 @@ enum { LANES = 2, BUCKETS = 1024, FRAME = 60 };
 enum { ETH_LEN = 14, IP_PROTO = 9, IP_SRC = 12, TCP = 20, PAYLOAD = 40, PROTO_TCP = 6, PROTO_GRE = 47, GRE_LEN = 24 };
 enum { LATE = 100 * 1000, LOST = 100 * 1000 * 1000 }; // ns
 
-// What is to be sent; written from outside.
+// What is to be sent; written from outside while nothing is going, for a program may see
+// half of what is written.
 struct order {
 	__u64 window;   // packets under way at most, of each lane; 0: at a rate
 	__u64 interval; // ns between two packets of a lane
 	__u32 device;   // index of the interface to send by
-	__u32 flows;    // of each lane, by their source ports; 0 is stop
+	__u32 flows;    // of each lane, by their source ports
 	__u8 frame[64]; // the packet, with the source address of lane 0, port and payload 0
 };
 
@@ -55,6 +56,13 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} going SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, LANES);
 	__type(key, __u32);
 	__type(value, struct source);
@@ -78,11 +86,13 @@ struct {
 static __always_inline int source(struct xdp_md *ctx, __u32 lane)
 {
 	__u8 *p = (void *)(long)ctx->data;
-	__u32 zero = 0;
+	__u32 zero = 0, *go = bpf_map_lookup_elem(&going, &zero);
+	if (!go || !*(volatile __u32 *)go)
+		return XDP_DROP;
 	struct order *o = bpf_map_lookup_elem(&orders, &zero);
 	struct source *s = bpf_map_lookup_elem(&sources, &lane);
 	struct sink *k = bpf_map_lookup_elem(&sinks, &lane);
-	if (!o || !s || !k || !o->flows || p + FRAME > (__u8 *)(long)ctx->data_end)
+	if (!o || !s || !k || p + FRAME > (__u8 *)(long)ctx->data_end)
 		return XDP_DROP;
 	__u64 now = bpf_ktime_get_ns();
 	if (o->window) {

@@ -169,12 +169,8 @@ func packetTo(mac [6]byte) (f [64]byte) {
 	return f
 }
 
-// begin has n lanes send to an interface, each on a processor of its own.
+// begin has n lanes send to an interface, each on a processor of its own, until end.
 func (w *wire) begin(l load, n int, device int, mac [6]byte, cpu func(lane int) int, nice int) error {
-	var none wireOrder
-	if err := w.objs.Maps[wireMapOrders].Put(uint32(0), &none); err != nil {
-		return err
-	}
 	for lane := range uint32(lanes) {
 		if err := errors.Join(w.objs.Maps[wireMapSources].Put(lane, &wireSource{}), w.objs.Maps[wireMapSinks].Put(lane, &wireSink{})); err != nil {
 			return err
@@ -190,12 +186,15 @@ func (w *wire) begin(l load, n int, device int, mac [6]byte, cpu func(lane int) 
 			return fmt.Errorf("%.0f packets a second are too many", l.rate)
 		}
 	}
+	if err := errors.Join(w.objs.Maps[wireMapOrders].Put(uint32(0), &o), w.objs.Maps[wireMapGoing].Put(uint32(0), uint32(1))); err != nil {
+		return err
+	}
 	w.stop.Store(false)
 	for lane := range n {
 		w.running.Add(1)
 		go w.run(lane, cpu(lane), nice)
 	}
-	return w.objs.Maps[wireMapOrders].Put(uint32(0), &o)
+	return nil
 }
 
 // run is a lane. Its thread stands in the namespace, and ends with it.
@@ -267,8 +266,7 @@ func (w *wire) used() (sum int64) {
 // end stops sending, and waits for the lanes and for what is under way: at most
 // patience without anything coming.
 func (w *wire) end(patience time.Duration) (counts, error) {
-	var none wireOrder
-	err := w.objs.Maps[wireMapOrders].Put(uint32(0), &none)
+	err := w.objs.Maps[wireMapGoing].Put(uint32(0), uint32(0))
 	w.stop.Store(true)
 	w.running.Wait()
 	for i := range w.threads {

@@ -46,6 +46,7 @@ type wireSource struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	wireMapGoing           = "going"
 	wireMapOrders          = "orders"
 	wireMapSinks           = "sinks"
 	wireMapSources         = "sources"
@@ -108,6 +109,7 @@ type wireProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type wireMapSpecs struct {
+	Going   *ebpf.MapSpec `ebpf:"going"`
 	Orders  *ebpf.MapSpec `ebpf:"orders"`
 	Sinks   *ebpf.MapSpec `ebpf:"sinks"`
 	Sources *ebpf.MapSpec `ebpf:"sources"`
@@ -140,6 +142,7 @@ func (o *wireObjects) Close() error {
 //
 // It can be passed to loadWireObjects or ebpf.CollectionSpec.LoadAndAssign.
 type wireMaps struct {
+	Going   *ebpf.Map `ebpf:"going"`
 	Orders  *ebpf.Map `ebpf:"orders"`
 	Sinks   *ebpf.Map `ebpf:"sinks"`
 	Sources *ebpf.Map `ebpf:"sources"`
@@ -148,6 +151,7 @@ type wireMaps struct {
 
 func (m *wireMaps) Close() error {
 	return _WireClose(
+		m.Going,
 		m.Orders,
 		m.Sinks,
 		m.Sources,
