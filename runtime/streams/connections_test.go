@@ -44,13 +44,16 @@ const get = "GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 // A pooled connection that the backend closed meanwhile: GET and POST succeed.
 func TestStalePool(t *testing.T) {
 	for _, reset := range []bool{false, true} {
+		closed := make(chan struct{}, 1)
 		s := serve(t, func(p *peer) {
 			p.head()
 			p.send(ok)
-			time.Sleep(10 * time.Millisecond)
+			time.Sleep(10 * time.Millisecond) // the answer is read, and the connection in the pool
 			if reset {
 				_ = p.Conn.(*net.TCPConn).SetLinger(0)
 			}
+			_ = p.Close()
+			closed <- struct{}{}
 		})
 		r := run(t, simple("", s.addr()))
 		p := dial(t, r.addr("in"))
@@ -59,7 +62,7 @@ func TestStalePool(t *testing.T) {
 				if got := p.get(m + " / HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n"); got != "200 ok" {
 					t.Errorf("%s %d: %q", m, i, got)
 				}
-				time.Sleep(25 * time.Millisecond)
+				<-closed
 			}
 		}
 		if n := r.counter("out", "stale"); n != 7 {

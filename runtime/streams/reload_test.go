@@ -155,32 +155,34 @@ func TestStopUnderLoad(t *testing.T) {
 
 // What is in flight ends; what does not end by the time given is cut off.
 func TestStopWaits(t *testing.T) {
-	hold := make(chan struct{})
+	come, hold := make(chan struct{}, 2), make(chan struct{})
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-		if req.URL.Path == "/slow" {
-			time.Sleep(300 * time.Millisecond)
-		} else {
-			<-hold
-		}
+		come <- struct{}{}
+		<-hold
 		fmt.Fprint(w, "ok")
 	}))
 	defer srv.Close()
-	defer close(hold)
 	r := run(t, simple("", addrOf(srv)))
 	p := dial(t, r.addr("in"))
-	p.send("GET /slow HTTP/1.1\r\nHost: x\r\n\r\n")
-	time.Sleep(50 * time.Millisecond)
-	begun := time.Now()
-	if err := r.stop(5 * time.Second); err != nil || time.Since(begun) < 200*time.Millisecond || time.Since(begun) > 2*time.Second {
-		t.Errorf("%v after %v", err, time.Since(begun))
+	p.send(get)
+	<-come
+	var answered atomic.Bool
+	time.AfterFunc(200*time.Millisecond, func() {
+		answered.Store(true)
+		close(hold)
+	})
+	if err := r.stop(10 * time.Second); err != nil || !answered.Load() {
+		t.Errorf("%v, answered %v", err, answered.Load())
 	}
 	if h := p.head(); !strings.HasPrefix(h, "HTTP/1.1 200") || !strings.Contains(h, "Connection: close") {
 		t.Errorf("%q", h)
 	}
+	hold = make(chan struct{})
+	defer close(hold)
 	r = run(t, simple("", addrOf(srv)))
 	p = dial(t, r.addr("in"))
 	p.send(get)
-	time.Sleep(50 * time.Millisecond)
+	<-come
 	if err := r.stop(300 * time.Millisecond); err == nil {
 		t.Error("nothing was cut off")
 	}
