@@ -767,6 +767,38 @@ func TestNetReadmeStreams(t *testing.T) {
 					t.Errorf("%s: %v, no %q in %s", line, err, want, out)
 				}
 			}
+		case strings.HasPrefix(line, "lbgraph explain "):
+			out, err := s.Try("sh", "-c", "cd "+root+"; PATH="+filepath.Dir(s.bin)+":$PATH; exec "+line)
+			if err != nil || !strings.Contains(out, "rule \"api\" fits") || strings.Contains(out, "404") {
+				t.Errorf("%s: %v: %s", line, err, out)
+			}
+		case strings.HasPrefix(line, "lbgraph trace "):
+			// In a file of its own, which has the socket, and nobody behind it.
+			sick := write(t, "sick.hcl", fmt.Sprintf(`stream "sick" {
+  path { main = [accept, answer] }
+  node "listen" "accept" { address = "127.0.0.1:8090" }
+  node "respond" "answer" { status = 503 }
+}
+admin { socket = %q }
+`, line[strings.LastIndex(line, " ")+1:]))
+			before := strings.Count(s.log.String(), "\trunning")
+			s.Start(what("lbgraph run "+sick, root))
+			s.until(line, func() bool { return strings.Count(s.log.String(), "\trunning") > before })
+			traced := make(chan string)
+			go func() {
+				out, _ := s.Try("sh", "-c", "PATH="+filepath.Dir(s.bin)+":$PATH; exec "+line+" --count 1 --for 30s")
+				traced <- out
+			}()
+			for done := false; !done; {
+				select {
+				case out := <-traced:
+					if done = true; !strings.Contains(out, "503") {
+						t.Errorf("%s: %s", line, out)
+					}
+				case <-time.After(200 * time.Millisecond):
+					_, _ = s.Try("curl", "-s", "-m", "5", "http://127.0.0.1:8090/")
+				}
+			}
 		default:
 			t.Errorf("a command that this test does not know: %s", line)
 		}

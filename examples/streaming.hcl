@@ -53,10 +53,7 @@ stream "front" {
     grpc = [kinds.grpc, grpc, calls]
   }
 
-  node "listen" "accept" {
-    address      = var.address
-    body_timeout = "10m" # a client of gRPC may say nothing for so long
-  }
+  node "listen" "accept" { address = var.address }
   node "admit" "admit" {
     limit    = 1000
     upgraded = 10000 # WebSockets count here once they are open, not in limit

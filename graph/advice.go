@@ -123,6 +123,14 @@ func chainNames(found [][]step) string {
 	return list(names, "or")
 }
 
+// undo advises how e can do without giving what n forbids, or else what leadTo does.
+func (a *Analysis) undo(e *Edge, n *Instance, w *way) string {
+	if how := e.From.Outputs[e.Output].Without; how != "" {
+		return fmt.Sprintf(" Write %s in %q.", how, e.From.Name)
+	}
+	return a.leadTo(n, w)
+}
+
 // leadTo advises where the packet of w may go instead of n: to the nearest node
 // behind n that takes it, or to another of the graph.
 func (a *Analysis) leadTo(n *Instance, w *way) string {

@@ -386,7 +386,7 @@ func (a *Analysis) refuse(n *Instance, w *way) {
 	case extra != 0:
 		giver := w.last(func(t *way) bool { return t.facts&^t.from.facts&extra != 0 })
 		a.says.err(fmt.Sprintf("Unwanted %s on this edge", first(extra)), &w.edge.Range, "%s takes no %s with %s, but one can come by\n\n%s\n\nand %s has given it %s.%s",
-			n, noun, list(factList(k.Forbids), "or"), w, giver.edge.From.out(giver.edge.Output), giver.facts&^giver.from.facts&extra, a.leadTo(n, w))
+			n, noun, list(factList(k.Forbids), "or"), w, giver.edge.From.out(giver.edge.Output), giver.facts&^giver.from.facts&extra, a.undo(giver.edge, n, w))
 	default:
 		var ways []string
 		for _, o := range n.Outputs {

@@ -49,6 +49,9 @@ type Output struct {
 	// closes the connection.
 	Status int
 	Doc    string
+	// Without is what to write in the node so that it does not give what it gives; for
+	// diagnostics. "" if it always does.
+	Without string
 }
 
 // A Counter is something counted that is no drop.

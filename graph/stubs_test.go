@@ -138,10 +138,14 @@ func init() {
 	register(g.Def[stub]{Kind: "punt", Forbids: g.Backend | g.Sent, Outputs: drops("no_punt")})
 	speaks := func(always g.Facts) func(session) []g.Output {
 		return func(c session) []g.Output {
-			if c.Protocol == "http" {
-				return next(always|g.HTTP, 0)
+			if c.Protocol != "http" {
+				return next(always, 0)
 			}
-			return next(always, 0)
+			outs := next(always|g.HTTP, 0)
+			if always == g.Conn { // listen
+				outs[0].Without = `protocol = "tcp"`
+			}
+			return outs
 		}
 	}
 	sessions := func(d g.Def[session]) {

@@ -146,6 +146,112 @@ func TestRetryElsewhere(t *testing.T) {
 	r.quiet()
 }
 
+// A killed backend costs what was in flight on it, to the request, and no more: not
+// those that may be asked again, nor those that come later, nor connections of TCP
+// elsewhere.
+func TestKilledBackend(t *testing.T) {
+	const victims, others, each = 4, 4, 50
+	for _, how := range []string{"POST", "GET", "TCP"} {
+		var mu sync.Mutex
+		var open []net.Conn
+		held := make(chan bool, victims)
+		doomed := serve(t, func(p *peer) {
+			mu.Lock()
+			open = append(open, p.Conn)
+			mu.Unlock()
+			for {
+				switch h := p.head(); {
+				case strings.Contains(h, " /hold "):
+					held <- true
+					p.rest()
+					return
+				case !strings.HasSuffix(h, "\r\n\r\n"):
+					return
+				}
+				p.send(ok)
+			}
+		})
+		good := serve(t, func(p *peer) {
+			for strings.HasSuffix(p.head(), "\r\n\r\n") {
+				p.send(ok)
+			}
+		})
+		nodes := ""
+		if how == "TCP" {
+			nodes = in("protocol = \"tcp\"")
+		}
+		r := run(t, simple(nodes, doomed.addr(), good.addr()))
+		ask := func(p *peer, path string) bool {
+			method := how
+			if how == "TCP" {
+				method = "GET"
+			}
+			more := ""
+			if how == "POST" {
+				more = "Content-Length: 0\r\n"
+			}
+			return p.get(method+" "+path+" HTTP/1.1\r\nHost: x\r\n"+more+"\r\n") == "200 ok"
+		}
+		// Each victim asks until the one that is to die holds its request.
+		var failed, answered atomic.Int64
+		var all sync.WaitGroup
+		end := make(chan struct{})
+		for range victims {
+			all.Go(func() {
+				for {
+					p := dial(t, r.addr("in"))
+					good := ask(p, "/hold")
+					_ = p.Close()
+					select {
+					case <-end:
+						if !good {
+							failed.Add(1)
+						}
+						return
+					default:
+					}
+				}
+			})
+		}
+		for range victims {
+			<-held
+		}
+		var killing sync.RWMutex // nothing else is in flight while it dies
+		for range others {
+			all.Go(func() {
+				for range each {
+					killing.RLock()
+					p := dial(t, r.addr("in"))
+					if ask(p, "/") {
+						answered.Add(1)
+					}
+					_ = p.Close()
+					killing.RUnlock()
+				}
+			})
+		}
+		killing.Lock()
+		close(end)
+		_ = doomed.Close()
+		mu.Lock()
+		for _, c := range open {
+			_ = c.(*net.TCPConn).SetLinger(0) // as the kernel does for a process that had bytes unread
+			_ = c.Close()
+		}
+		mu.Unlock()
+		killing.Unlock()
+		all.Wait()
+		want := int64(victims)
+		if how == "GET" {
+			want = 0
+		}
+		if failed.Load() != want || answered.Load() != others*each {
+			t.Errorf("%s: %d of %d that were in flight failed, %d of %d others were answered", how, failed.Load(), victims, answered.Load(), others*each)
+		}
+		r.quiet()
+	}
+}
+
 // Retries are bounded by a budget: 10 a second, or a fifth of the requests.
 func TestRetryBudget(t *testing.T) {
 	var asked atomic.Int64

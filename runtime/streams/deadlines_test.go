@@ -2,6 +2,7 @@ package streams_test
 
 import (
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -96,6 +97,68 @@ func TestBodyTime(t *testing.T) {
 		}
 		_ = p.Close()
 	}
+	r.quiet()
+}
+
+// A proxy may give bodies of unknown length another time than the listener does, as
+// calls of gRPC need whose clients say nothing for a while; those of known length keep
+// theirs.
+func TestUploadTime(t *testing.T) {
+	s := serve(t, func(p *peer) {
+		for strings.HasPrefix(p.head(), "POST ") {
+			for got := ""; !strings.HasSuffix(got, "0\r\n\r\n"); {
+				b := p.read(1)
+				if got += b; len(b) != 1 {
+					return
+				}
+			}
+			p.send(ok)
+		}
+	})
+	const short, long, pause = "200ms", "30s", 1500 * time.Millisecond
+	for _, c := range []struct{ listen, proxy, want string }{{short, long, "200"}, {long, short, "408"}, {short, "0s", "408"}} {
+		r := run(t, simple(in(fmt.Sprintf("body_timeout = %q", c.listen))+out(fmt.Sprintf("upload_timeout = %q", c.proxy)), s.addr()))
+		p := dial(t, r.addr("in"))
+		p.send("POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n")
+		time.Sleep(pause)
+		p.send("0\r\n\r\n")
+		if h := p.head(); !strings.HasPrefix(h, "HTTP/1.1 "+c.want) {
+			t.Errorf("%+v: %q", c, h)
+		}
+		_ = p.Close()
+		f := h2raw(t, r.addr("in"))
+		_ = f.headers(1, false, h2post()...)
+		_ = f.WriteData(1, false, []byte("x"))
+		time.Sleep(pause)
+		_ = f.WriteData(1, true, nil)
+		if s := f.status(1); s != c.want {
+			t.Errorf("HTTP/2: %+v: %s", c, s)
+		}
+		r.quiet()
+	}
+}
+
+// A body of known length may pause, if only it is there in its time, also when it goes
+// through the kernel.
+func TestBodyMayPause(t *testing.T) {
+	const half = 2 << 20
+	s := serve(t, func(p *peer) {
+		p.head()
+		_, _ = io.CopyN(io.Discard, p.r, 2*half)
+		p.send(ok)
+		p.rest()
+	})
+	// 40 seconds and 200 ms.
+	r := run(t, simple(in("body_timeout = \"200ms\"\n body_rate = 100000"), s.addr()))
+	p := dial(t, r.addr("in"))
+	p.send(fmt.Sprintf("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n", 2*half))
+	_, _ = p.Write(make([]byte, half))
+	time.Sleep(1500 * time.Millisecond)
+	_, _ = p.Write(make([]byte, half))
+	if h := p.head(); !strings.HasPrefix(h, "HTTP/1.1 200 ") {
+		t.Errorf("%q", h)
+	}
+	_ = p.Close()
 	r.quiet()
 }
 

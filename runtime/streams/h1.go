@@ -325,11 +325,17 @@ func (b *body) Interrupt()                       { b.x.c.client.Interrupt() }
 func (b *body) Spliced(n int64)                  { b.reader.Spliced(n) }
 func (b *body) count() int64                     { return b.reader.Count }
 
+func (b *body) Within(d time.Duration) {
+	if b.reader.Idle > 0 {
+		b.reader.Idle = d
+	}
+}
+
 func (b *body) Source() (c *stream.Conn, n, idle, by int64) {
 	if !b.x.c.client.Plain() {
 		return nil, 0, 0, 0
 	}
-	return b.x.c.client.Conn, b.reader.Unspliced(), int64(b.x.c.client.HTTP.BodyTime), b.reader.By
+	return b.x.c.client.Conn, b.reader.Unspliced(), int64(b.reader.Idle), b.reader.By
 }
 
 // whole tells that the body was read, or can be without waiting.

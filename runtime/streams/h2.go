@@ -1,6 +1,7 @@
 package streams
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -168,6 +169,7 @@ type h2exchange struct {
 	bodyBegun, begun, sent, ended, aborted bool
 	in, written                            int64
 	armed, bodiless                        bool
+	within                                 time.Duration // what Within says
 
 	// A client that waits for 100 (Continue) gets one of net/http's own when its body is
 	// first read, unless it had an interim response before: reading waits for the
@@ -419,7 +421,7 @@ func (b *h2body) Next(bool) ([]byte, error) {
 		return nil, stream.ErrInterrupted
 	}
 	if settings.BodyRate == 0 || b.head.Length < 0 {
-		_ = b.rc.SetReadDeadline(time.Now().Add(settings.BodyTime))
+		_ = b.rc.SetReadDeadline(time.Now().Add(cmp.Or(b.within, settings.BodyTime)))
 	}
 	n, err := b.r.Body.Read(b.piece)
 	b.in += int64(n)
@@ -449,6 +451,9 @@ func (b *h2body) Whole() bool { return false }
 
 // Begun is part of stream.Body.
 func (b *h2body) Begun() bool { return b.bodyBegun }
+
+// Within is part of stream.Body.
+func (b *h2body) Within(d time.Duration) { b.within = d }
 
 // Source is part of stream.Body.
 func (b *h2body) Source() (c *stream.Conn, n, idle, by int64) { return nil, 0, 0, 0 }

@@ -71,11 +71,12 @@ func init() {
 			badProxy:  {Name: "bad_proxy", Else: graph.Drop, Doc: "the PROXY header is malformed, missing, or did not come in time"},
 		},
 		OutputsOf: func(c Config) []graph.Output {
-			gives := graph.Conn
+			o := graph.Output{Name: "next", Gives: graph.Conn, Doc: "connections; with protocol http, the requests on them"}
 			if c.Protocol == "http" {
-				gives |= graph.HTTP
+				o.Gives |= graph.HTTP
+				o.Without = `protocol = "tcp"`
 			}
-			return []graph.Output{{Name: "next", Gives: gives, Doc: "connections; with protocol http, the requests on them"}}
+			return []graph.Output{o}
 		},
 		Defaults: Config{Protocol: "http", Proxy: "off", ProxyTime: 3 * time.Second, HTTP: HTTPDefaults()},
 		Check: func(c Config) error {

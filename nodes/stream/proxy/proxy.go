@@ -22,6 +22,7 @@ type Config struct {
 	Connect       time.Duration `hcl:"connect_timeout,optional" range:"1ms,1h" doc:"time until a connection to the backend is there"`
 	Response      time.Duration `hcl:"response_timeout,optional" range:"0s,24h" doc:"time from the end of a request until the head of its answer is there; 0s is any time, as for calls of gRPC"`
 	BodyTime      time.Duration `hcl:"body_timeout,optional" range:"1ms,24h" doc:"time without progress of an answer's body"`
+	UploadTime    time.Duration `hcl:"upload_timeout,optional" range:"0s,24h" doc:"time without progress of a request's body of unknown length; 0s is body_timeout for calls of gRPC over HTTP/2, and else what listen has as body_timeout"`
 	WriteTime     time.Duration `hcl:"write_timeout,optional" range:"1ms,24h" doc:"time without progress after which a backend that does not read is given up"`
 	Idle          time.Duration `hcl:"idle_timeout,optional" range:"1ms,720h" doc:"time without a byte either way after which a connection of TCP, or an upgraded one, ends"`
 	Grace         time.Duration `hcl:"half_close_timeout,optional" range:"1ms,24h" doc:"time without progress of one direction when the other has ended"`
@@ -172,6 +173,14 @@ func (p *proxy) Serve(ctx context.Context, s *stream.Session) (int, error) {
 	p.budget.session()
 	if s.Req == nil {
 		return p.connection(ctx, s)
+	}
+	if s.Req.Body != nil {
+		switch {
+		case p.c.UploadTime > 0:
+			s.Req.Body.Within(p.c.UploadTime)
+		case p.h2 != nil && isGRPC(s.Req):
+			s.Req.Body.Within(p.c.BodyTime) // either side may be the one that says nothing
+		}
 	}
 	if p.h2 != nil {
 		return p.requestHTTP2(ctx, s)

@@ -100,6 +100,7 @@ func TestWrongArguments(t *testing.T) {
 	nodetest.WrongArguments(t, "proxy", "", []string{"", "response_timeout = \"0s\"\nkeepalive = 0\nretries = 0\nretry_budget = 0\nupgrade = [\"*\"]\nproxy_protocol = \"v2\"\ntls {\nverify = false\ncert = \"a\"\nkey = \"b\"\n}", "http = \"2\"\ntls {}"}, []nodetest.Wrong{
 		{Argument: "connect_timeout", Text: "connect_timeout = \"0s\"", Told: "1ms"},
 		{Argument: "response_timeout", Text: "response_timeout = \"-1s\"", Told: "0s"},
+		{Argument: "upload_timeout", Text: "upload_timeout = \"25h\"", Told: "24h"},
 		{Argument: "body_timeout", Text: "body_timeout = \"0s\"", Told: "1ms"},
 		{Argument: "write_timeout", Text: "write_timeout = \"0s\"", Told: "1ms"},
 		{Argument: "idle_timeout", Text: "idle_timeout = \"721h\"", Told: "720h"},
