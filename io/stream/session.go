@@ -77,7 +77,8 @@ type Client struct {
 	// Remote is the client: the peer, or who the PROXY protocol says it is. Peer is
 	// who connected. Local is the address that the client called.
 	Remote, Peer, Local netip.AddrPort
-	// Trusted: the peer is in a network that is trusted to say who the client is.
+	// Trusted: the client, as far as the connection tells, is in a network that is trusted
+	// to say who is behind it.
 	Trusted bool
 	// ServerName is the name that the client asked TLS for; Secure tells that it
 	// came by TLS, if only up to a trusted peer.

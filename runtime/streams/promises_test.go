@@ -415,6 +415,29 @@ func TestClientCertificates(t *testing.T) {
 	}
 }
 
+// Whoever a PROXY header names is no more trusted for coming by a trusted proxy: what
+// its fields say of others is replaced, unless it is in a trusted network itself.
+func TestProxyProtocolTrust(t *testing.T) {
+	b := record(t, ok)
+	r := run(t, simple(in("trusted = [\"127.0.0.0/8\", \"198.51.100.0/24\"]\n proxy_protocol = \"require\""), b.addr()))
+	for _, c := range []struct{ header, want string }{
+		{"PROXY TCP4 192.0.2.1 192.0.2.9 1000 80", "192.0.2.1"},
+		{"PROXY TCP4 198.51.100.1 192.0.2.9 1000 80", "203.0.113.6, 198.51.100.1"},
+		{"PROXY UNKNOWN", "203.0.113.6, 127.0.0.1"},
+	} {
+		p := dial(t, r.addr("in"))
+		p.send(c.header + "\r\n")
+		if got := p.get("GET / HTTP/1.1\r\nHost: x\r\nX-Forwarded-For: 203.0.113.6\r\n\r\n"); got != "200 ok" {
+			t.Errorf("%s: %q", c.header, got)
+		}
+		if got := b.take(); !strings.Contains(got, "\r\nX-Forwarded-For: "+c.want+"\r\n") {
+			t.Errorf("%s: %q", c.header, got)
+		}
+		_ = p.Close()
+	}
+	r.quiet()
+}
+
 // PROXY headers of version 2 and of the proxy's own connections; a name in one is
 // whom connections_per_client counts.
 func TestProxyProtocolVersion2(t *testing.T) {

@@ -195,6 +195,9 @@ func (l *listener) proxy(c *stream.Client) error {
 			c.Discard(n)
 			if h.Source.IsValid() {
 				c.Remote, c.Local = h.Source, h.Dest
+				// What the client itself says of others is believed if it is trusted, whoever
+				// passes its bytes on.
+				c.Trusted = l.trusts(c.Remote.Addr().Unmap())
 			}
 			return nil
 		}
