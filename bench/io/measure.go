@@ -100,6 +100,7 @@ type sample struct {
 	sent, received uint64  // of all that was sent, before and after the time too
 	refused        uint64  // not taken by one of the two interfaces
 	lost           uint64  // gone
+	late           uint64  // of them, those that a socket had no room for: the loop came too late
 	rate           float64 // packets a second that came back
 	cpu            float64 // processors that the process used beside its source
 	source         float64 // share of its time that the source waited for packets to come back
@@ -125,6 +126,8 @@ func (l *lab) take(ctx context.Context, d *device, o load, t time.Duration, duri
 	if err != nil {
 		return s, err
 	}
+	late := func() uint64 { n := d.lost(); return n["rx_dropped"] + n["rx_ring_full"] }
+	tooLate := late()
 	nice := 0
 	if l.places.shared(d.loops) {
 		nice = 19 // a loop that has something to do goes first
@@ -162,6 +165,7 @@ func (l *lab) take(ctx context.Context, d *device, o load, t time.Duration, duri
 	}
 	s.sent, s.received, s.refused = all.sent, all.received, now-was
 	s.lost = uint64(max(0, int64(all.sent-all.received-s.refused)))
+	s.late = late() - tooLate
 	seconds := s.time.Seconds()
 	s.rate = float64(after.received-before.received) / seconds
 	s.cpu = float64((cpu1-cpu0)-(source1-source0)) / 1e9 / seconds
@@ -267,4 +271,5 @@ func sum(all []sample, f func(*sample) uint64) (n uint64) {
 }
 
 func lostOf(s *sample) uint64    { return s.lost }
+func lateOf(s *sample) uint64    { return s.late }
 func refusedOf(s *sample) uint64 { return s.refused }
