@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"text/tabwriter"
 
@@ -208,7 +209,11 @@ func Explain(w io.Writer, k *Kind) error {
 	}
 	t.Flush()
 	if len(d.Outputs) > 0 {
-		fmt.Fprint(t, "\nOutputs, and what becomes of packets where none is drawn\n")
+		noun := "packets"
+		if d.Plane == "stream" {
+			noun = "connections and requests"
+		}
+		fmt.Fprintf(t, "\nOutputs, and what becomes of %s where none is drawn\n", noun)
 		for _, o := range d.Outputs {
 			row(t, "  "+o.Name, o.FateWords(), o.Effect(), o.Doc)
 		}
@@ -350,10 +355,15 @@ func (a *Analysis) ExplainNode(w io.Writer, n *Instance) error {
 	if len(p.Exits) > 0 {
 		b.WriteString("\nWhat leaves\n\n")
 	}
-	var reasons []string
+	requests := slices.ContainsFunc(a.Entry(n), func(f Facts) bool { return f.Has(HTTP) })
+	var reasons, answers []string
 	for i, x := range p.Exits {
-		if x.To == "" && n.Outputs[i].reason() {
-			reasons = append(reasons, x.Output)
+		if o := n.Outputs[i]; x.To == "" && o.reason() {
+			if requests && answered(o) {
+				answers = append(answers, fmt.Sprintf("%d as %s", o.Status, o.Name))
+			} else {
+				reasons = append(reasons, x.Output)
+			}
 			continue
 		}
 		to := map[string]string{"must": "nowhere", "drop": "drops", "punt": "to the kernel"}[x.Fate]
@@ -372,7 +382,14 @@ func (a *Analysis) ExplainNode(w io.Writer, n *Instance) error {
 	}
 	t.Flush()
 	if len(reasons) > 0 {
-		fmt.Fprintf(&b, "  drops as %s\n", list(reasons, "or"))
+		verb := "drops"
+		if a.Graph.Plane == StreamPlane {
+			verb = "closes"
+		}
+		fmt.Fprintf(&b, "  %s as %s\n", verb, list(reasons, "or"))
+	}
+	if len(answers) > 0 {
+		fmt.Fprintf(&b, "  answers %s\n", list(answers, "or"))
 	}
 	if p.Overhead4 > 0 || p.Overhead6 > 0 {
 		fmt.Fprintf(&b, "\nFrom here on, encapsulation adds %d bytes over IPv4 and %d over IPv6.\n", p.Overhead4, p.Overhead6)
