@@ -207,7 +207,11 @@ var hex = func() (t [256]uint8) {
 type Trailers struct{ Head }
 
 // Reset makes t ready for the next section.
-func (t *Trailers) Reset() { t.Head.reset() }
+func (t *Trailers) Reset() {
+	fields, named := t.Fields, t.named
+	*t = Trailers{}
+	t.again(fields, named)
+}
 
 // Parse reads on in b, as Request.Parse does; b begins behind the last chunk.
 func (t *Trailers) Parse(b []byte, l *Limits) (complete bool, err error) {

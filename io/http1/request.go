@@ -52,8 +52,9 @@ type Request struct {
 
 // Reset makes r ready for the next head.
 func (r *Request) Reset() {
-	r.Head.reset()
-	*r = Request{Head: r.Head}
+	fields, named := r.Fields, r.named
+	*r = Request{}
+	r.again(fields, named)
 }
 
 // HasBody tells whether a body follows the head, be it empty.

@@ -10,8 +10,9 @@ type Response struct {
 
 // Reset makes r ready for the next head.
 func (r *Response) Reset() {
-	r.Head.reset()
-	*r = Response{Head: r.Head}
+	fields, named := r.Fields, r.named
+	*r = Response{}
+	r.again(fields, named)
 }
 
 // Parse reads on in b, as Request.Parse does. Errors have the status that a request

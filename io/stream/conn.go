@@ -448,7 +448,8 @@ type BodyReader struct {
 
 // Begin makes b ready for a body that follows in c.
 func (b *BodyReader) Begin(c *Conn, f http1.Framing, l *http1.Limits) {
-	*b = BodyReader{c: c, limits: l, trailers: b.trailers, By: Never, Idle: time.Hour}
+	b.c, b.limits, b.By, b.Idle = c, l, Never, time.Hour
+	b.last, b.tail, b.Count = 0, 0, 0
 	b.body.Begin(f)
 }
 

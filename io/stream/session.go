@@ -292,8 +292,10 @@ func (s *Session) End() {
 func (s *Session) Reset(client *Client) {
 	clear(s.Tried)
 	clear(s.enders)
-	*s = Session{Client: client, Tried: s.Tried[:0], Edits: s.Edits[:0], enders: s.enders[:0]}
-	s.Record = Record{Queued: -1, Connected: -1, FirstByte: -1}
+	tried, edits, enders := s.Tried[:0], s.Edits[:0], s.enders[:0]
+	*s = Session{}
+	s.Client, s.Tried, s.Edits, s.enders = client, tried, edits, enders
+	s.Queued, s.Connected, s.FirstByte = -1, -1, -1
 }
 
 // A Backend is one address and port of pools, with what streams know of it: it is

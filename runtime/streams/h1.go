@@ -109,7 +109,7 @@ func (x *exchange) serve(at place) (keep bool) {
 	x.s.Reset(&c.client)
 	x.head.Reset()
 	x.answering.reset(x)
-	x.req = stream.Request{Request: &x.head, Proto: 11, Responder: x}
+	x.req.Request, x.req.Proto, x.req.Responder = &x.head, 11, x
 	x.s.Req = &x.req
 	if err := x.read(); err != nil {
 		x.malformed(err)
@@ -281,7 +281,7 @@ type body struct {
 
 // begin finds out about the body behind the head, which is parsed.
 func (b *body) begin(x *exchange) {
-	*b = body{x: x, reader: b.reader}
+	b.x, b.begun = x, false
 	c := &x.c.client
 	f := x.head.Body()
 	if f == 0 || f > 0 && int64(len(c.Buffered())-x.head.Size) >= int64(f) {

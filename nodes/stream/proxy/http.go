@@ -24,13 +24,18 @@ const (
 
 // A call is one request at one backend. It comes from a pool.
 type call struct {
-	p    *proxy
-	s    *stream.Session
-	up   *stream.Conn
 	head http1.Response
 	res  stream.Response
 	body stream.BodyReader
-	out  []byte // the request's head
+	turn
+}
+
+// turn is what a call has of its request alone.
+type turn struct {
+	p   *proxy
+	s   *stream.Session
+	up  *stream.Conn
+	out []byte // the request's head
 
 	upgrade   bool
 	whole     []byte // the request's body, where it is buffered as a whole
@@ -69,7 +74,7 @@ type failure struct {
 // request passes a request on.
 func (p *proxy) request(ctx context.Context, s *stream.Session) (int, error) {
 	c := calls.Get().(*call)
-	*c = call{p: p, s: s, head: c.head, body: c.body, begun: stream.Now()}
+	c.p, c.s, c.begun = p, s, stream.Now()
 	defer c.release()
 	r := s.Req
 	c.upgrade = r.WantsUpgrade && r.Body == nil && r.Proto == 11 && p.allows(r.UpgradeTo.In(r.Buf))
@@ -697,6 +702,6 @@ func (c *call) join() {
 func (c *call) release() {
 	stream.PutBuffer(c.out)
 	c.body.Release()
-	*c = call{head: c.head, body: c.body}
+	c.res, c.turn = stream.Response{}, turn{}
 	calls.Put(c)
 }
