@@ -138,6 +138,30 @@ func TestUploadTime(t *testing.T) {
 	}
 }
 
+// The time of a body does not run out while its client waits for the backend's 100.
+func TestBodyTimeBehindContinue(t *testing.T) {
+	s := serve(t, func(p *peer) {
+		p.head()
+		time.Sleep(800 * time.Millisecond)
+		p.send("HTTP/1.1 100 Continue\r\n\r\n")
+		p.read(5)
+		p.send(ok)
+		p.rest()
+	})
+	r := run(t, simple(in("body_timeout = \"200ms\""), s.addr()))
+	p := dial(t, r.addr("in"))
+	p.send("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nExpect: 100-continue\r\n\r\n")
+	if h := p.head(); !strings.HasPrefix(h, "HTTP/1.1 100 ") {
+		t.Errorf("%q", h)
+	}
+	p.send("hello")
+	if h := p.head(); !strings.HasPrefix(h, "HTTP/1.1 200 ") {
+		t.Errorf("%q", h)
+	}
+	_ = p.Close()
+	r.quiet()
+}
+
 // A body of known length may pause, if only it is there in its time, also when it goes
 // through the kernel.
 func TestBodyMayPause(t *testing.T) {
