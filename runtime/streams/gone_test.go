@@ -143,6 +143,9 @@ func TestClientGoneElsewhere(t *testing.T) {
 		if k := c.r.output("out", "client_gone"); k != n {
 			t.Errorf("%s: counted %d times, not %d", c.name, k, n)
 		}
+		if b := c.r.engine.Stats()[0].Backends[0]; b.Failures != 0 {
+			t.Errorf("%s: the backend is blamed %d times", c.name, b.Failures)
+		}
 	}
 }
 
