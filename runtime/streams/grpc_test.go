@@ -109,12 +109,16 @@ func TestBackendHTTP2(t *testing.T) {
 		b, err := io.ReadAll(req.Body)
 		got <- fmt.Sprint(req.Proto, " ", req.Method, " ", req.RequestURI, " ", req.Host, " ", len(b), " ", err, " ", req.Header["User-Agent"])
 		w.Header().Set("Trailer", "X-Sum")
+		if req.URL.Path != "/" {
+			w.(http.Flusher).Flush() // of unknown length
+		}
 		_, _ = w.Write(b)
 		if req.URL.Path == "/cut" {
 			w.(http.Flusher).Flush()
 			panic(http.ErrAbortHandler)
 		}
 		w.Header().Set("X-Sum", fmt.Sprint(len(b)))
+		w.Header().Set(http.TrailerPrefix+"X-Forwarded-For", "192.0.2.6") // which has no place there
 	}))
 	s.Config.Protocols = new(http.Protocols)
 	s.Config.Protocols.SetUnencryptedHTTP2(true)
@@ -132,7 +136,7 @@ func TestBackendHTTP2(t *testing.T) {
 			}
 			continue
 		}
-		if strings.Contains(h, "Content-Length: 5\r\n") {
+		if target == "/" {
 			// A body of known length has no room for trailers in HTTP/1.
 			if body := p.read(5); body != "hello" {
 				t.Errorf("%s: %q", target, body)
@@ -152,7 +156,7 @@ func TestBackendHTTP2(t *testing.T) {
 	<-got
 	p = dial(t, r.addr("in"))
 	begun := time.Now()
-	if a := p.get("GET /slow HTTP/1.1\r\nHost: x\r\n\r\n"); a != "504 504 Gateway Timeout\n" || time.Since(begun) > time.Second {
+	if a := p.get("GET /slow HTTP/1.1\r\nHost: x\r\n\r\n"); a != "504 504 Gateway Timeout\n" || time.Since(begun) > 5*time.Second {
 		t.Errorf("%q after %v", a, time.Since(begun))
 	}
 	r.quiet()
