@@ -574,6 +574,10 @@ func (d *decoder) leaf(val cty.Value, at hcl.Range, dst reflect.Value, f *field,
 	switch {
 	case t == addrType:
 		a, err := netip.ParseAddr(s)
+		if with, wrong := netip.ParseAddrPort(s); wrong == nil {
+			d.fault(at, "Not an address", "%q cannot be %q, which has a port. Write %q alone; where a port can be given it is an argument of its own.", name, s, with.Addr())
+			return faulty
+		}
 		if err != nil {
 			d.fault(at, "Not an address", "%q cannot be %q. %s", name, s, howTo(t))
 			return faulty
