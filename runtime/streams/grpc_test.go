@@ -107,7 +107,7 @@ func TestBackendHTTP2(t *testing.T) {
 			return
 		}
 		b, err := io.ReadAll(req.Body)
-		got <- fmt.Sprint(req.Proto, " ", req.Method, " ", req.RequestURI, " ", req.Host, " ", len(b), " ", err, " ", req.Header["User-Agent"])
+		got <- fmt.Sprint(req.Proto, " ", req.Method, " ", req.RequestURI, " ", req.Host, " ", len(b), " ", err, " ", req.Header["User-Agent"], " ", req.Trailer)
 		w.Header().Set("Trailer", "X-Sum")
 		if req.URL.Path != "/" {
 			w.(http.Flusher).Flush() // of unknown length
@@ -144,9 +144,17 @@ func TestBackendHTTP2(t *testing.T) {
 		} else if body := p.read(13) + p.head(); body != "5\r\nhello\r\n0\r\nX-Sum: 5\r\n\r\n" {
 			t.Errorf("%s: %q", target, body)
 		}
-		if g := <-got; g != "HTTP/2.0 POST "+target+" h.example 5 <nil> []" {
+		if g := <-got; g != "HTTP/2.0 POST "+target+" h.example 5 <nil> [] map[]" {
 			t.Errorf("%s: %s", target, g)
 		}
+	}
+	// Announced trailers of a request, without those that have no place there.
+	p.send("POST /t HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nTrailer: A, X-Forwarded-For, Expect\r\n\r\n5\r\nhello\r\n0\r\nA: 1\r\nX-Forwarded-For: 192.0.2.6\r\nExpect: x\r\n\r\n")
+	p.head()
+	p.read(13)
+	p.head()
+	if g := <-got; g != "HTTP/2.0 POST /t x 5 <nil> [] map[A:[1]]" {
+		t.Error(g)
 	}
 	p = dial(t, r.addr("in"))
 	p.send("GET /cut HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello")
