@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -182,5 +183,50 @@ func TestStreams(t *testing.T) {
 	}
 	if _, err := http.Get(at); err == nil {
 		t.Error("it listens still")
+	}
+}
+
+// A reload that fails behind the streams leaves them as they were, sockets included.
+func TestStreamsGoBack(t *testing.T) {
+	s := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	t.Cleanup(s.Close)
+	at := strings.TrimPrefix(s.URL, "http://")
+	d, err := New(streamFile(t, twoStreams("127.0.0.1:0", "127.0.0.2:0", at)), Options{Version: "test", Log: zaptest.NewLogger(t, zaptest.Level(zap.WarnLevel))})
+	if err == nil {
+		err = d.Start(context.Background())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = d.Stop(context.Background()) }()
+	d.latch = func(step string) error {
+		if step == "end" {
+			return errors.New("for a test")
+		}
+		return nil
+	}
+	before, _ := d.Streams().Bound("web", "in")
+	// One stream goes, and the other one moves.
+	if _, err := d.Reload(streamFile(t, twoStreams("127.0.0.4:0", "", at))); err == nil {
+		t.Fatal("the reload did not fail")
+	}
+	if a, ok := d.Streams().Bound("web", "in"); !ok || a.Addr() != before.Addr() {
+		t.Errorf("it listens on %v, %v, as the file that failed says", a, ok)
+	} else if res, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Get("http://" + a.String()); err != nil || res.StatusCode != http.StatusOK {
+		t.Errorf("%v, %v", res, err)
+	}
+	if _, ok := d.Streams().Bound("raw", "in"); !ok {
+		t.Error("the stream that the file that failed left out is gone")
+	}
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		var err error
+		for _, s := range d.StreamStats() {
+			err = errors.Join(err, s.CheckConservation())
+		}
+		if err == nil {
+			break
+		} else if time.Now().After(end) {
+			t.Fatal(err)
+		}
 	}
 }

@@ -206,6 +206,51 @@ func TestNotSent(t *testing.T) {
 	}
 }
 
+// What was due is given up once, by whoever comes first, also when others have asked for
+// more than there was.
+func TestGiveUpOnce(t *testing.T) {
+	c := base("http://127.0.0.1:1/")
+	c.Rate = 100
+	f := &flood{Config: c, start: time.Now().Add(-time.Second), total: 10}
+	s := &shard{hist: newHistogram()}
+	f.next.Store(4)
+	for k, want := range []int64{7, 8, 9} { // six that nobody took, and one of each that gives up
+		(&worker{flood: f, shard: s}).giveUp(int64(k))
+		if n := f.notSent.Load(); n != want || s.hist.TotalCount() != want {
+			t.Errorf("%d are not sent, %d latencies, want %d", n, s.hist.TotalCount(), want)
+		}
+		f.next.Add(2)
+	}
+}
+
+// A server that breaks a connection off while a request is sent is told from one that
+// closes it.
+func TestResetWhileSending(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				_, _ = io.ReadFull(c, make([]byte, 1000))
+				_ = c.(*net.TCPConn).SetLinger(0)
+				_ = c.Close()
+			}()
+		}
+	}()
+	c := base("http://" + l.Addr().String() + "/")
+	c.Requests, c.Size = 20, 32<<20
+	if r := mustRun(t, t.Context(), c); r.Failed != 20 || !maps.Equal(r.Errors, map[string]int64{"connection reset": 20}) {
+		t.Errorf("%+v", r)
+	}
+}
+
 // The end of the context ends it, well, and what was under way is told.
 func TestInterrupted(t *testing.T) {
 	var seen sync.WaitGroup
@@ -280,7 +325,7 @@ func head(r *bufio.Reader) bool {
 func TestErrors(t *testing.T) {
 	for _, c := range []struct{ answer, kind string }{
 		{"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n", "status 503"},
-		{"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\nno", "status 404"},
+		{"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\nConnection: close\r\n\r\nno", "status 404"},
 		{"HTTP/1.1 302 Found\r\nLocation: http://192.0.2.1/\r\nContent-Length: 0\r\n\r\n", ""},
 		{"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n", ""},
 		{"HTTP/1.0 200 OK\r\n\r\nuntil the end", ""},

@@ -161,7 +161,7 @@ func (s *Server) read() (changed bool, err error) {
 		}
 	}
 	c.GetCertificate = func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
-		n := strings.ToLower(strings.TrimSuffix(hello.ServerName, "."))
+		n := strings.ToLower(hello.ServerName) // crypto/tls refuses a dot at its end
 		if k := names[n]; k != nil {
 			return k, nil
 		}

@@ -99,6 +99,7 @@ func TestAskNeedsQuiet(t *testing.T) {
 		for end := time.Now().Add(10 * time.Second); c.Quiet() && time.Now().Before(end); {
 			time.Sleep(time.Millisecond)
 		}
+		time.Sleep(20 * time.Millisecond) // the poller has told of it, too
 		if n, err := c.Ask([]byte("abc"), soon(), true); n != 0 || err != ErrNotQuiet {
 			t.Errorf("%s: %d, %v", name, n, err)
 		}
@@ -118,8 +119,38 @@ func TestAskEnds(t *testing.T) {
 	if n, err := c.Ask([]byte("abc"), Now()+int64(50*time.Millisecond), true); n != 3 || !IsTimeout(err) || time.Since(at) < 50*time.Millisecond {
 		t.Errorf("no answer: %d, %v after %v", n, err, time.Since(at))
 	}
-	// A deadline that has fired does not spoil the next one.
+	// The deadline is that of the wait: what is asked goes out in any case.
 	c, far := pair(t)
+	if n, err := c.Ask([]byte("abc"), Now()-1, true); n != 3 || !IsTimeout(err) {
+		t.Errorf("too late: %d, %v", n, err)
+	}
+	if b := make([]byte, 3); func() error { _, err := io.ReadFull(far, b); return err }() != nil || string(b) != "abc" {
+		t.Errorf("too late: %q came", b)
+	}
+	if _, err := far.Write([]byte("stray")); err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(10 * time.Second); c.Quiet() && time.Now().Before(end); {
+		time.Sleep(time.Millisecond)
+	}
+	if n, err := c.Ask([]byte("abc"), Now()-1, true); n != 0 || err != ErrNotQuiet {
+		t.Errorf("too late, and not quiet: %d, %v", n, err)
+	}
+	// An older one that fires between two questions is not the second one's.
+	c, far = pair(t)
+	for range 2 {
+		go func() {
+			_, _ = far.Read(make([]byte, 3))
+			_, _ = far.Write([]byte("x"))
+		}()
+		if n, err := c.Ask([]byte("abc"), Now()+int64(5*time.Second), true); n != 3 || err != nil {
+			t.Errorf("%d, %v", n, err)
+		}
+		c.Discard(1)
+		_ = c.sock.Conn.SetReadDeadline(past) // as if it were 5 s later
+	}
+	// A deadline that has fired does not spoil the next one.
+	c, far = pair(t)
 	for range 3 {
 		if n, err := c.Ask([]byte("a"), Now()+int64(time.Millisecond), true); n != 1 || !IsTimeout(err) {
 			t.Errorf("%d, %v", n, err)

@@ -240,20 +240,15 @@ var ErrNotQuiet = errors.New("the connection has ended, or something came unaske
 
 // Ask writes p and then reads as Fill does, once there is something to read: what Write
 // and Fill do, for fewer system calls. Where c has to be quiet, it fails with ErrNotQuiet
-// unless nothing was there to be read before. n is how much was written; an error with n
-// less than len(p) is one of writing, but for ErrTimeout.
+// unless nothing was there to be read before. n is how much was written: by bounds the
+// wait for an answer alone, so an error with n less than len(p) is one of writing, but
+// for ErrInterrupted.
 //
 // The poller reports an edge: it forgets that there was something to read before it is
 // asked to wait, which is here before the write, so that it cannot forget the answer.
 func (c *Conn) Ask(p []byte, by int64, quiet bool) (n int, err error) {
 	if !c.Plain() || c.r < c.w {
-		if quiet && !c.Quiet() {
-			return 0, ErrNotQuiet
-		}
-		if n, err = c.Write(p); err != nil {
-			return n, err
-		}
-		return n, c.Fill(by)
+		return c.askSlowly(p, by, quiet)
 	}
 	c.Release()
 	c.readBy = by
@@ -278,15 +273,23 @@ func (c *Conn) Ask(p []byte, by int64, quiet bool) (n int, err error) {
 			return n, err
 		}
 		return n, c.Fill(by)
+	case errors.Is(err, os.ErrDeadlineExceeded) && !whole:
+		// Before the first look: an old deadline, or this one, on a busy machine.
+		return c.askSlowly(p, by, quiet)
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		if err = c.expired(); err == nil {
-			if !whole {
-				return c.Ask(p, by, quiet) // it fired before the first look
-			}
-			return n, c.Fill(by)
-		}
+		return n, c.Fill(by) // which knows whose deadline it was
 	}
 	return n, err
+}
+
+func (c *Conn) askSlowly(p []byte, by int64, quiet bool) (n int, err error) {
+	if quiet && !c.Quiet() {
+		return 0, ErrNotQuiet
+	}
+	if n, err = c.Write(p); err != nil {
+		return n, err
+	}
+	return n, c.Fill(by)
 }
 
 // ask is Ask's part that has the socket: it is called until it answers true, and

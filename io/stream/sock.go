@@ -208,10 +208,7 @@ var past = time.Unix(1, 0)
 func (s *sock) Interrupted() bool { return s.cut.Load() }
 
 // Resume takes Interrupt back. It is for the goroutine that reads.
-func (s *sock) Resume() {
-	s.readFired = true
-	s.cut.Store(false)
-}
+func (s *sock) Resume() { s.cut.Store(false) }
 
 // LookAtPeer tells what is known of the peer. Whoever closes a connection over bytes
 // that it has not read breaks it; otherwise it ends, and breaks when something is
@@ -321,7 +318,6 @@ func (s *sock) WatchPeer(ended func() bool, ask, gone func()) (stop func()) {
 		close(quit)
 		_ = s.Conn.SetReadDeadline(past)
 		<-done
-		s.readFired = true
 	}
 }
 

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/lbgraph/lbgraph/graph"
 )
 
 func closeWrite(p *peer) { _ = p.Conn.(interface{ CloseWrite() error }).CloseWrite() }
@@ -168,6 +170,9 @@ func TestCut(t *testing.T) {
 				t.Errorf("%s: counted %d times", c.name, n)
 			}
 			r.quiet()
+			if n := r.engine.Stats()[0].Routes[0].Sessions[graph.Cut]; n != 1 {
+				t.Errorf("%s: %d sessions were cut", c.name, n)
+			}
 			// An HTTP/1.0 client of chunks sees a reset: an end would be that of the body.
 			if c.name == "in a chunk" && !reset {
 				p := dial(t, r.addr("in"))

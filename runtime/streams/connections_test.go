@@ -352,7 +352,7 @@ func TestProgress(t *testing.T) {
 		_, _ = io.WriteString(w, big)
 	}))
 	defer srv.Close()
-	r := run(t, simple(in("write_timeout = \"1500ms\"\n body_timeout = \"200ms\""), addrOf(srv)))
+	r := run(t, simple(in("write_timeout = \"1500ms\"\n body_timeout = \"1s\""), addrOf(srv)))
 	p := dial(t, r.addr("in"))
 	_ = p.Conn.(*net.TCPConn).SetReadBuffer(16 << 10)
 	p.send(get)
@@ -381,12 +381,12 @@ func TestProgress(t *testing.T) {
 	// A slow writer of unknown length.
 	p = dial(t, r.addr("in"))
 	p.send("POST /up HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
-	for range 8 {
-		time.Sleep(100 * time.Millisecond)
+	for range 6 {
+		time.Sleep(250 * time.Millisecond)
 		p.send("1\r\nx\r\n")
 	}
 	p.send("0\r\n\r\n")
-	if h := p.head(); !strings.HasPrefix(h, "HTTP/1.1 200") || p.read(7) != "8 <nil>" {
+	if h := p.head(); !strings.HasPrefix(h, "HTTP/1.1 200") || p.read(7) != "6 <nil>" {
 		t.Errorf("a slow writer: %q", h)
 	}
 	r.quiet()

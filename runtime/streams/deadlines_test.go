@@ -455,3 +455,25 @@ func TestHTTP2Progress(t *testing.T) {
 	_ = f.p.Close()
 	r.quiet()
 }
+
+// A long body that stops coming is cut off at its time, whichever way it goes.
+func TestLongAnswerStops(t *testing.T) {
+	quit := make(chan struct{})
+	s := serve(t, func(p *peer) {
+		p.head()
+		p.send("HTTP/1.1 200 OK\r\nContent-Length: 4000000\r\n\r\n" + strings.Repeat("x", 2_000_000))
+		<-quit
+	})
+	defer close(quit)
+	r := run(t, simple(out("body_timeout = \"1s\""), s.addr()))
+	p := dial(t, r.addr("in"))
+	p.send("GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+	p.head()
+	if got := p.read(4_000_000); len(got) != 2_000_000+len("«end»") || !strings.HasSuffix(got, "x«end»") {
+		t.Errorf("%d bytes, %q", len(got), got[max(0, len(got)-20):])
+	}
+	r.quiet()
+	if n := r.output("out", "cut"); n != 1 {
+		t.Errorf("counted %d times", n)
+	}
+}

@@ -1,7 +1,10 @@
 package streams
 
 import (
+	"net/netip"
+	"runtime"
 	"testing"
+	"time"
 
 	"github.com/lbgraph/lbgraph/graph"
 	"github.com/lbgraph/lbgraph/io/stream"
@@ -75,5 +78,27 @@ func BenchmarkCounting(b *testing.B) {
 			w.leave(s, nil)
 		}
 		c.over(n, s, w)
+	}
+}
+
+// Backends that nobody uses any more take no memory, however many came and went.
+func TestBackendsAreForgotten(t *testing.T) {
+	var all registry
+	all.init()
+	kept := all.get(netip.MustParseAddrPort("192.0.2.1:80"))
+	for i := range 1000 {
+		all.get(netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 51, byte(i >> 8), byte(i)}), 80))
+	}
+	end := time.Now().Add(20 * time.Second)
+	for n := byte(1); len(all.at) > 10; n++ {
+		if time.Now().After(end) {
+			t.Fatalf("%d are remembered", len(all.at))
+		}
+		runtime.GC()
+		all.get(netip.AddrPortFrom(netip.AddrFrom4([4]byte{203, 0, 113, n}), 80))
+		time.Sleep(time.Millisecond)
+	}
+	if all.get(kept.Addr) != kept {
+		t.Error("one that is used is another one")
 	}
 }

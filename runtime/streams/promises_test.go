@@ -699,3 +699,69 @@ func TestRetryCount(t *testing.T) {
 		mu.Unlock()
 	}
 }
+
+// A connection that waits for a request is let go when the engine stops, well within the
+// time of clients' patience.
+func TestStopEndsIdle(t *testing.T) {
+	b := serve(t, func(c *peer) {
+		for strings.HasPrefix(c.head(), "GET") {
+			c.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+		}
+	})
+	r := run(t, simple("", b.addr()))
+	fresh, used := dial(t, r.addr("in")), dial(t, r.addr("in"))
+	used.send("GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+	used.head()
+	used.read(2)
+	if err := r.stop(15 * time.Second); err != nil {
+		t.Error(err)
+	}
+	for _, p := range []*peer{fresh, used} {
+		if got := p.rest(); got != "" {
+			t.Errorf("%q", got)
+		}
+	}
+}
+
+// Who said close and sends on gets the answer, and no reset behind it.
+func TestMoreBehindClose(t *testing.T) {
+	b := serve(t, func(c *peer) {
+		for strings.HasPrefix(c.head(), "GET") {
+			c.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+		}
+	})
+	r := run(t, simple("", b.addr()))
+	p := dial(t, r.addr("in"))
+	const get = "GET / HTTP/1.1\r\nHost: x\r\n"
+	p.send(get + "Connection: close\r\n\r\n" + strings.Repeat(get+"\r\n", 4000))
+	if h := p.head(); !strings.HasPrefix(h, "HTTP/1.1 200 OK\r\n") {
+		t.Errorf("%q", h)
+	}
+	if got := p.rest(); got != "ok" {
+		t.Errorf("%q", got)
+	}
+	_ = p.Close()
+	r.quiet()
+}
+
+// A node that takes the name of one of another kind takes nothing else of it, be it
+// counts or state.
+func TestReloadChangesKind(t *testing.T) {
+	b := record(t, ok)
+	text := func(node string) string {
+		return strings.Replace(simple(node, b.addr()), "[in, pick, out]", "[in, some, pick, out]", 1)
+	}
+	kinds := []string{"node \"rate-limit\" \"some\" { rate = 1e6 }", "node \"admit\" \"some\" {}", "node \"headers\" \"some\" {}"}
+	r := run(t, text(kinds[0]))
+	p := dial(t, r.addr("in"))
+	for i := range 6 {
+		if got := p.get(get); got != "200 ok" {
+			t.Errorf("reload %d: %q", i, got)
+		}
+		r.quiet()
+		if n := r.node("some").Calls; n != 1 {
+			t.Errorf("reload %d: %d came to a node of a new kind", i, n)
+		}
+		r.reload(text(kinds[(i+1)%len(kinds)]))
+	}
+}

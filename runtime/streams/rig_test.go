@@ -154,7 +154,7 @@ func (r *rig) quiet() {
 
 func eventually(t testing.TB, what string, f func() error) {
 	t.Helper()
-	end := time.Now().Add(5 * time.Second)
+	end := time.Now().Add(20 * time.Second)
 	for {
 		err := f()
 		if err == nil {

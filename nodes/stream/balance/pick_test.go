@@ -1,6 +1,7 @@
 package balance
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"net/http"
@@ -729,6 +730,41 @@ func TestEjectionInARow(t *testing.T) {
 	off.Node.(*balancer).Report(off.Env.Backends(netip.MustParseAddrPort("192.0.2.1:80")), true)
 	if off.Counter("ejected") != 0 {
 		t.Error("left out with eject_for = 0s")
+	}
+}
+
+// What was left out, or could not be, begins anew: it takes as many failures again.
+func TestEjectionBeginsAnew(t *testing.T) {
+	r := rig(t, "round-robin", func(c *Config) { c.EjectAt, c.EjectFor = 3, 100*time.Millisecond }, nodetest.Backends(2)...)
+	b := r.Node.(*balancer)
+	fail := func(i, times int) {
+		for range times {
+			b.Report(backend(r, i), true)
+		}
+	}
+	fail(0, 3)
+	nodetest.Eventually(t, func() error {
+		if backend(r, 0).Ejected.Load() > stream.Now() {
+			return errors.New("it is left out still")
+		}
+		return nil
+	})
+	if fail(0, 2); r.Counter("ejected") != 1 {
+		t.Errorf("left out %d times after two more failures", r.Counter("ejected"))
+	}
+	if fail(0, 1); r.Counter("ejected") != 2 {
+		t.Errorf("left out %d times after three more failures", r.Counter("ejected"))
+	}
+	b.c.EjectFor = time.Hour
+	nodetest.Eventually(t, func() error {
+		if fail(0, 1); r.Counter("ejected") != 3 {
+			return errors.New("it is left out still")
+		}
+		return nil
+	})
+	fail(1, 5)
+	if n := r.Counter("ejection_withheld"); n != 1 {
+		t.Errorf("withheld %d times for five failures", n)
 	}
 }
 

@@ -41,7 +41,8 @@ type turn struct {
 	whole     []byte // the request's body, where it is buffered as a whole
 	begun     int64  // of the session's time here
 	sentAt    int64
-	continued bool // 100 was passed on
+	continued bool // 100 came
+	interim   bool // so did any answer but the final one
 
 	up2 upload
 
@@ -374,7 +375,7 @@ func bodyFailure(err error) *failure {
 func (c *call) closed(err error, open bool) *failure {
 	f := &failure{output: closedEarly, err: err}
 	r := c.s.Req
-	if len(c.up.Buffered()) > 0 || c.continued {
+	if len(c.up.Buffered()) > 0 || c.interim {
 		return f
 	}
 	if c.up2.running || c.up2.done != nil {
@@ -390,6 +391,7 @@ func (c *call) closed(err error, open bool) *failure {
 func (c *call) inform() *failure {
 	r := c.s.Req
 	pass := true
+	c.interim = true
 	if c.head.Status == http.StatusContinue {
 		// Only who asked for it gets one, and one only.
 		pass = r.Expects && !c.continued

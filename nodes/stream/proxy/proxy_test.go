@@ -447,6 +447,83 @@ func TestRetries(t *testing.T) {
 	}
 }
 
+// The first byte of an answer is that of an interim one, too: nothing is sent again
+// behind it.
+func TestNoRetryBehindInterim(t *testing.T) {
+	for _, c := range []struct{ interim, request, want string }{
+		{"100 Continue", "PUT / HTTP/1.1\nHost: x\nExpect: 100-continue\nContent-Length: 2\n\nhi", "100 502"},
+		{"100 Continue", get, "502"},
+		{"103 Early Hints", get, "103 502"},
+	} {
+		var asked atomic.Int64
+		backend := func() string {
+			return nodetest.Backend(t, func(p *nodetest.Peer) {
+				if head(p) != "" {
+					asked.Add(1)
+					p.Say("HTTP/1.1 " + c.interim + "\r\n\r\n")
+					_, _ = io.ReadFull(p.R, make([]byte, strings.Count(c.request, "hi")*2))
+				}
+			})
+		}
+		r := nodetest.RunStreams(t, file("", "", "retry_budget = 100", backend(), backend()))
+		p := r.Dial("in")
+		p.Say(strings.ReplaceAll(c.request, "\n", "\r\n"))
+		var got []string
+		for len(got) == 0 || got[len(got)-1] < "200" && len(got) < 4 {
+			status, _, _ := strings.Cut(strings.TrimPrefix(head(p), "HTTP/1.1 "), " ")
+			got = append(got, status)
+		}
+		if s := strings.Join(got, " "); s != c.want || asked.Load() != 1 || r.Counter("out", "retries")+r.Counter("out", "stale") != 0 {
+			t.Errorf("%s: %q, asked %d times", c.interim, s, asked.Load())
+		}
+	}
+}
+
+// A reload that has other words with backends uses no connection of before, and closes
+// them, be they in use while it comes.
+func TestReloadOfConnections(t *testing.T) {
+	for _, change := range []string{"connect_timeout = \"300ms\"\ntls { verify = false }", "proxy_protocol = \"v1\""} {
+		var open atomic.Int64
+		held, hold := make(chan struct{}), make(chan struct{})
+		at := nodetest.Backend(t, func(p *nodetest.Peer) {
+			open.Add(1)
+			defer open.Add(-1)
+			for h := head(p); h != ""; h = head(p) {
+				if !strings.HasPrefix(h, "GET ") {
+					return
+				}
+				if strings.HasPrefix(h, "GET /hold ") {
+					close(held)
+					<-hold
+				}
+				p.Say(okay)
+			}
+		})
+		r := nodetest.RunStreams(t, file("", "", "", at))
+		idle, busy := r.Dial("in"), r.Dial("in")
+		answer := make(chan string)
+		go func() { answer <- busy.Ask("GET /hold HTTP/1.1\nHost: x\n\n") }()
+		<-held
+		if got := idle.Ask(get); got != "200 ok" {
+			t.Fatalf("%q", got)
+		}
+		r.Reload(file("", "", change, at))
+		close(hold)
+		if got := <-answer; got != "200 ok" {
+			t.Errorf("%s: the one under way got %q", change, got)
+		}
+		if got := idle.Ask(get); strings.HasPrefix(got, "200 ") {
+			t.Errorf("%s: %q by a connection of before", change, got)
+		}
+		nodetest.Eventually(t, func() error {
+			if n := open.Load(); n != 0 {
+				return fmt.Errorf("%s: %d connections are left", change, n)
+			}
+			return nil
+		})
+	}
+}
+
 // So many retries in percent of the sessions, but ten a second in any case.
 func TestBudget(t *testing.T) {
 	for _, c := range []struct{ percent, sessions, before, want int64 }{{20, 1000, 0, 200}, {20, 10, 1000, 200}, {20, 10, 0, 10}, {0, 1000, 0, 10}, {100, 300, 0, 300}} {

@@ -46,6 +46,7 @@ func TestWrongArguments(t *testing.T) {
 		{Argument: "headers", Text: "headers = { \"Connection\" = \"close\" }", Told: "belongs to the connection"},
 		{Argument: "headers", Text: "headers = { \"content-length\" = \"1\" }", Told: "belongs to the connection"},
 		{Argument: "headers", Text: "headers = { \"date\" = \"now\" }", Told: "twice"},
+		{Argument: "headers", Text: "headers = { \"content-type\" = \"text/html\" }", Told: "twice"},
 	})
 }
 

@@ -147,6 +147,12 @@ func TestServerNames(t *testing.T) {
 		if got := r.Serve(s); got != want || string(s.Client.Buffered()) != string(said) || s.Client.ServerName != strings.ToLower(name) {
 			t.Errorf("%s: %s, %d of %d bytes are left, name %q", name, got, len(s.Client.Buffered()), len(said), s.Client.ServerName)
 		}
+		if name != "" { // a dot at its end makes no difference; crypto/tls sends none
+			s = nodetest.Connection([]byte(strings.Replace(string(hello(t, name+"x")), name+"x", name+".", 1)))
+			if got := r.Serve(s); got != want || s.Client.ServerName != strings.ToLower(name) {
+				t.Errorf("%s.: %s, name %q", name, got, s.Client.ServerName)
+			}
+		}
 		s = nodetest.Request("GET / HTTP/1.1\nHost: other\n\n")
 		s.Client.ServerName = strings.ToLower(name)
 		if got := r.Serve(s); got != want {

@@ -113,7 +113,7 @@ func (v *server) Serve(ctx context.Context, s *stream.Session) (int, error) {
 	}
 	st := c.TLS()
 	c.Secure = true
-	c.ServerName = strings.ToLower(strings.TrimSuffix(st.ServerName, "."))
+	c.ServerName = strings.ToLower(st.ServerName)
 	if st.DidResume {
 		v.env.Count(resumed, 1)
 	}

@@ -284,6 +284,29 @@ func TestReload(t *testing.T) {
 	}
 }
 
+// A client with which there is no agreement reads why, and then an end, not a reset.
+func TestRefusalIsRead(t *testing.T) {
+	p, _ := pair(t, t.TempDir(), "a", "a")
+	r := nodetest.RunStreams(t, fmt.Sprintf("stream \"s\" {\npath { main = [in, secure, respond] }\nnode \"listen\" \"in\" {\naddress = \"127.0.0.1:0\"\nprotocol = \"tcp\"\n}\nnode \"tls\" \"secure\" {\nmin_version = \"1.3\"\ncertificate {\ncert = %q\nkey = %q\n}\n}\n}\n", p.Cert, p.Key))
+	a, b := net.Pipe()
+	defer a.Close()
+	defer b.Close()
+	go func() {
+		_ = tls.Client(a, &tls.Config{ServerName: "a", InsecureSkipVerify: true, MaxVersion: tls.VersionTLS12}).Handshake()
+	}()
+	hello := make([]byte, 8192)
+	n, err := b.Read(hello)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := r.Dial("in")
+	c.Say(string(hello[:n]))
+	// An alert that is fatal: protocol_version (RFC 8446 section 6.2).
+	if got, err := io.ReadAll(c.R); err != nil || len(got) != 7 || got[0] != 21 || got[5] != 2 || got[6] != 70 {
+		t.Errorf("%x, %v", got, err)
+	}
+}
+
 // A client that says nothing, or stops in the midst, has so long.
 func TestTimeout(t *testing.T) {
 	p, _ := pair(t, t.TempDir(), "a", "a")
