@@ -158,7 +158,7 @@ func figures() []figure {
 		node("ICMP error made", 100, "264", 264, "mtu", long),
 		one("rate limiter, allow", 5, "23.4", 23.4, func() ([]float64, error) { return bench.Limiter(true, *runs), nil }),
 		one("rate limiter, deny", 2, "3.6", 3.6, func() ([]float64, error) { return bench.Limiter(false, *runs), nil }),
-		gobench("hand-off between cores, batches of 64", "ns", 4, "7.9", 7.9, "./io/ring", "TwoCores/ring/batch=64", "ns/op", 64),
+		gobench("hand-off between cores, batches of 64", "ns", 4, "7.9", 7.9, "./io/ring", "TwoCores/ring/batch=64", "ns/op", 1),
 		dispatch(),
 		one("a node of no work", 0.5, "", 0, func() ([]float64, error) { return bench.Added(8, *runs, *slice) }),
 	)
