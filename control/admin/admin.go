@@ -130,7 +130,7 @@ func (s *server) Reconfigure(config any) error {
 		if err != nil {
 			return err
 		}
-		go s.unix.close(context.Background())
+		s.unix.leave() // its path is free when this answers
 		s.unix = u
 	} else if next.Group != was.Group {
 		if err := permit(next); err != nil {
