@@ -28,9 +28,9 @@ check: build ## build, vet, gofmt, unit and golden tests, floor plan: under two 
 test: build ## everything, as root: also namespaces with real AF_XDP; installs what is missing
 	.ci/install test
 	$(TESTSUM) $(SUMFLAGS) -out bin/tests.tsv \
-		-- -count=1 -timeout 10m -skip '^TestNet' ./... \
+		-- -count=1 -parallel 8 -timeout 10m -skip '^TestNet' ./... \
 		-- -count=1 -timeout 15m -p 1 -run '^TestNet' ./... \
-		-- -count=1 -timeout 10m -short -race $(RACE)
+		-- -count=1 -parallel 8 -timeout 10m -short -race $(RACE)
 	$(GO) run ./internal/coverage -results bin/tests.tsv
 
 race: ## unit tests under the race detector

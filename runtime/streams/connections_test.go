@@ -341,6 +341,7 @@ func TestSlowloris(t *testing.T) {
 // Progress counts, not time: a slow reader and a slow writer go on, one that stops
 // is given up.
 func TestProgress(t *testing.T) {
+	t.Parallel() // it waits most of its time
 	big := strings.Repeat("x", 16<<20)
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		if req.URL.Path == "/up" {

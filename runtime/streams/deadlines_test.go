@@ -25,6 +25,7 @@ func TestStopTime(t *testing.T) {
 // A body of known length has in all its time and what it takes at the rate, whatever
 // progress it makes; one of unknown length has its time from piece to piece.
 func TestBodyTime(t *testing.T) {
+	t.Parallel() // it waits most of its time
 	s := serve(t, func(p *peer) {
 		h := p.head()
 		if strings.Contains(h, "chunked") {
@@ -104,6 +105,7 @@ func TestBodyTime(t *testing.T) {
 // calls of gRPC need whose clients say nothing for a while; those of known length keep
 // theirs.
 func TestUploadTime(t *testing.T) {
+	t.Parallel() // it waits most of its time
 	s := serve(t, func(p *peer) {
 		for strings.HasPrefix(p.head(), "POST ") {
 			for got := ""; !strings.HasSuffix(got, "0\r\n\r\n"); {
@@ -189,6 +191,7 @@ func TestBodyMayPause(t *testing.T) {
 // The time for the head of an answer is that of the proxy on the request's way; calls
 // of gRPC have none.
 func TestResponseTime(t *testing.T) {
+	t.Parallel() // it waits most of its time
 	slow := serve(t, func(p *peer) {
 		for !strings.Contains(p.head(), "«") {
 			time.Sleep(700 * time.Millisecond)
@@ -243,6 +246,7 @@ func TestHandshakeTime(t *testing.T) {
 // An upgraded connection ends when nothing happens on it for its time, and not while
 // something does, whichever way.
 func TestUpgradedIdle(t *testing.T) {
+	t.Parallel() // it waits most of its time
 	ended := make(chan time.Time, 1)
 	s := serve(t, func(p *peer) {
 		back := strings.Contains(p.head(), "GET /back")
@@ -346,6 +350,7 @@ func TestPiecesBothWays(t *testing.T) {
 
 // An answer may take any time as long as it makes progress; one that stops is cut off.
 func TestAnswerProgress(t *testing.T) {
+	t.Parallel() // it waits most of its time
 	pieces := func(stops bool, send func()) {
 		for range 8 {
 			time.Sleep(300 * time.Millisecond)
@@ -422,6 +427,7 @@ func TestAnswerProgress(t *testing.T) {
 // A client of HTTP/2 that opens no window, or does not read at all, is given up; one
 // that opens it slowly is not.
 func TestHTTP2Progress(t *testing.T) {
+	t.Parallel() // it waits most of its time
 	big := strings.Repeat("x", 1<<20)
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, big) }))
 	t.Cleanup(srv.Close)
@@ -458,6 +464,7 @@ func TestHTTP2Progress(t *testing.T) {
 
 // A long body that stops coming is cut off at its time, whichever way it goes.
 func TestLongAnswerStops(t *testing.T) {
+	t.Parallel() // it waits most of its time
 	quit := make(chan struct{})
 	s := serve(t, func(p *peer) {
 		p.head()

@@ -29,6 +29,7 @@ func soon(t *testing.T, what string, f func() time.Duration) {
 // A client that goes away: its request is cancelled within half a second, the
 // backend not blamed, and nothing counts it any more.
 func TestClientGone(t *testing.T) {
+	t.Parallel() // it waits most of its time
 	const early, late = 20 * time.Millisecond, 1200 * time.Millisecond // looked after; watched
 	for _, c := range []struct {
 		name, request string
@@ -89,6 +90,7 @@ func TestClientGone(t *testing.T) {
 // The same over TLS, where the end of the connection says it all, and towards a
 // backend of HTTP/2.
 func TestClientGoneElsewhere(t *testing.T) {
+	t.Parallel() // it waits most of its time
 	crt, key := certificate(t, t.TempDir(), "www", "a")
 	gone := make(chan time.Time, 1)
 	plain := serve(t, func(p *peer) {
@@ -152,6 +154,7 @@ func TestClientGoneElsewhere(t *testing.T) {
 // A client that ends its side behind its request still gets the answer, however long
 // that takes. One of HTTP/1.1 is asked by an interim response whether it is there.
 func TestHalfClosedClients(t *testing.T) {
+	t.Parallel() // it waits most of its time
 	// The target says how many milliseconds the head and the rest of the body take.
 	times := func(target string) (head, body time.Duration) {
 		var h, b int

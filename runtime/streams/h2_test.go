@@ -212,6 +212,7 @@ func TestHTTP2Cut(t *testing.T) {
 // An answer that pauses for longer than a client may take to read is no client that
 // does not read.
 func TestHTTP2Pauses(t *testing.T) {
+	t.Parallel() // it waits most of its time
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		for range 3 {
 			fmt.Fprint(w, "event\n")

@@ -279,6 +279,7 @@ func TestHTTP2Bounds(t *testing.T) {
 
 // What has begun has to go on: the preface behind TLS, a header block.
 func TestHTTP2Slowloris(t *testing.T) {
+	t.Parallel() // it waits most of its time
 	b := record(t, ok)
 	crt, key := certificate(t, t.TempDir(), "www", "a")
 	plain := run(t, simple(in("header_timeout = \"150ms\""), b.addr()))

@@ -95,6 +95,7 @@ func TestHalfAHead(t *testing.T) {
 // Upgraded connections and those of TCP go on while the plane stops, to their end or
 // that of its time.
 func TestStopDrainsUpgrades(t *testing.T) {
+	t.Parallel() // it waits most of its time
 	s := serve(t, func(p *peer) {
 		if strings.HasPrefix(p.head(), "GET ") {
 			p.send("HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n")
