@@ -54,6 +54,7 @@ type Options struct {
 type Engine struct {
 	opts  Options
 	loops []*Loop
+	alive atomic.Pointer[[]*Loop] // loops, for LastPass: it waits for nobody, and e.mu may be held for long
 	mesh  [][]wire // [from][to]
 	mem   Memory
 	links []packet.Link
@@ -262,6 +263,8 @@ func (e *Engine) allocate(g *graph.Graph, specs []surveyed, cores int) error {
 		}
 		e.loops = append(e.loops, l)
 	}
+	loops := e.loops
+	e.alive.Store(&loops)
 	for _, s := range specs {
 		p, err := e.opts.Drivers[s.spec.Driver].Open(s.spec, e.mem, g.Chunk, g.Rings)
 		if err != nil {
@@ -582,6 +585,7 @@ func (e *Engine) close() {
 	for _, l := range e.loops {
 		l.waker.close()
 	}
+	e.alive.Store(nil)
 	e.loops = nil
 	if e.mem != nil {
 		_ = e.mem.Close()
@@ -624,11 +628,14 @@ func (e *Engine) Flush(backend uint32) {
 	})
 }
 
-// LastPass answers how long ago the slowest loop was last seen alive.
+// LastPass answers how long ago the slowest loop was last seen alive; 0 once the
+// engine is stopped.
 func (e *Engine) LastPass() time.Duration {
 	now, oldest := e.opts.Clock(), int64(0)
-	for _, l := range e.loops {
-		oldest = max(oldest, now-l.beat.Load())
+	if loops := e.alive.Load(); loops != nil {
+		for _, l := range *loops {
+			oldest = max(oldest, now-l.beat.Load())
+		}
 	}
 	return time.Duration(oldest)
 }

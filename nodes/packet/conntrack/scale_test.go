@@ -28,17 +28,26 @@ func TestScaleOfConnections(t *testing.T) {
 			id.hash = hashCompact(&n.cur.keys, id.compact)
 			return id
 		}
+		// Steps are bounded, so that by chance one in millions finds no room when nearly all
+		// are there: its packets go by the table.
+		refused := map[int]bool{}
 		for k := range entries {
 			if !n.insert(&n.cur.compact, flow(k), w, evictReach) {
-				t.Fatalf("%d entries: no room for number %d", entries, k)
+				refused[k] = true
 			}
 		}
-		if used := n.cur.used(); used != entries {
-			t.Fatalf("%d of %d entries are there", used, entries)
+		if len(refused) > entries/1_000_000+2 {
+			t.Errorf("%d of %d entries found no room", len(refused), entries)
+		}
+		if used := n.cur.used(); used != entries-len(refused) {
+			t.Fatalf("%d of %d entries are there, %d found no room", used, entries, len(refused))
 		}
 		rnd := rand.New(rand.NewPCG(1, 2))
 		for range 100_000 {
 			k := rnd.IntN(entries)
+			if refused[k] {
+				continue
+			}
 			if b, s := n.cur.compact.find(flow(k)); s < 0 || n.cur.compact.lines[b].st[s] == 0 {
 				t.Fatalf("%d entries: number %d is not found", entries, k)
 			}
