@@ -55,7 +55,7 @@ type Engine struct {
 	opts  Options
 	loops []*Loop
 	alive atomic.Pointer[[]*Loop] // loops, for LastPass: it waits for nobody, and e.mu may be held for long
-	mesh  [][]wire // [from][to]
+	mesh  [][]wire                // [from][to]
 	mem   Memory
 	links []packet.Link
 	chunk int

@@ -29,7 +29,7 @@ func soon(t *testing.T, what string, f func() time.Duration) {
 // A client that goes away: its request is cancelled within half a second, the
 // backend not blamed, and nothing counts it any more.
 func TestClientGone(t *testing.T) {
-	t.Parallel() // it waits most of its time
+	t.Parallel()                                                       // it waits most of its time
 	const early, late = 20 * time.Millisecond, 1200 * time.Millisecond // looked after; watched
 	for _, c := range []struct {
 		name, request string
