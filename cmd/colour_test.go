@@ -11,7 +11,7 @@ func TestColour(t *testing.T) {
 	t.Setenv("NO_COLOR", "")
 	terminal, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
 	if err != nil {
-		t.Skip("no pseudo-terminals here: ", err)
+		t.Skip("kernel: no pseudo-terminals: ", err)
 	}
 	defer terminal.Close()
 	file, err := os.Create(t.TempDir() + "/out")

@@ -280,7 +280,7 @@ bgp {
 // TestSocketIsRoots: whoever may not open the socket is told who may.
 func TestSocketIsRoots(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("to be somebody else takes root")
+		t.Skip("root: becomes another user")
 	}
 	s := newStation(t)
 	program, err := exec.LookPath("lbgraph")
@@ -319,7 +319,7 @@ func TestTraceWrites(t *testing.T) {
 	s.says(0, "trace --live --count 3 --write "+file, `sent  vip web`)
 	shark, err := exec.LookPath("tshark")
 	if err != nil {
-		t.Skip("tshark is not installed")
+		t.Skip("missing: tshark")
 	}
 	b, err := exec.Command(shark, "-r", file, "-T", "fields", "-E", "separator=|", "-e", "frame.interface_name", "-e", "frame.comment", "-e", "ip.dst", "-e", "_ws.malformed").Output()
 	if err != nil {

@@ -120,7 +120,7 @@ func TestDotOfBothPlanes(t *testing.T) {
 	}
 	program, err := exec.LookPath("dot")
 	if err != nil {
-		t.Skip("Graphviz is not installed")
+		t.Skip("missing: dot (Debian's graphviz)")
 	}
 	c := exec.Command(program, "-Tplain")
 	c.Stdin = strings.NewReader(text)

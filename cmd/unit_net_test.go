@@ -21,7 +21,7 @@ func TestNetLeastCapabilities(t *testing.T) {
 	program := build(t)
 	setpriv, err := exec.LookPath("setpriv")
 	if err != nil {
-		t.Skip("setpriv (util-linux) is not installed")
+		t.Skip("missing: setpriv (Debian's util-linux)")
 	}
 	unit, err := os.ReadFile("../deploy/lbgraph.service")
 	if err != nil {

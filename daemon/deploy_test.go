@@ -139,7 +139,7 @@ func promtool(t *testing.T) string {
 	t.Helper()
 	path, err := exec.LookPath("promtool")
 	if err != nil {
-		t.Skip("promtool (Debian's prometheus) is not installed")
+		t.Skip("missing: promtool (Debian's prometheus)")
 	}
 	return path
 }
@@ -242,7 +242,7 @@ func TestDashboard(t *testing.T) {
 func TestUnit(t *testing.T) {
 	analyze, err := exec.LookPath("systemd-analyze")
 	if err != nil {
-		t.Skip("systemd-analyze is not installed")
+		t.Skip("missing: systemd-analyze (Debian's systemd)")
 	}
 	b, err := os.ReadFile("../deploy/lbgraph.service")
 	if err != nil {

@@ -30,7 +30,7 @@ func TestDot(t *testing.T) {
 func TestDotRenders(t *testing.T) {
 	program, err := exec.LookPath("dot")
 	if err != nil {
-		t.Skip("Graphviz is not installed")
+		t.Skip("missing: dot (Debian's graphviz)")
 	}
 	for _, path := range files(t, "good") {
 		var b bytes.Buffer

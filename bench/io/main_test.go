@@ -199,7 +199,7 @@ func testLab(t *testing.T) *lab {
 	})
 	_, err = l.wire.objs.Programs[wireProgLbgraphSource0].Run(&ebpf.RunOptions{Data: make([]byte, frame), Repeat: 1, Flags: unix.BPF_F_TEST_XDP_LIVE_FRAMES})
 	if errors.Is(err, unix.EINVAL) {
-		t.Skip("missing: XDP programs that run on live frames (Linux 5.18)")
+		t.Skip("kernel: no XDP programs on live frames (BPF_F_TEST_XDP_LIVE_FRAMES, Linux 5.18)")
 	}
 	if err != nil {
 		t.Fatal(err)

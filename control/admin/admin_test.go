@@ -625,7 +625,7 @@ func groupOfOurs(t *testing.T) string {
 	t.Helper()
 	g, err := user.LookupGroupId(strconv.Itoa(os.Getegid()))
 	if err != nil {
-		t.Skip("this process's group has no name: ", err)
+		t.Skip("kernel: this process's group has no name: ", err)
 	}
 	return g.Name
 }

@@ -180,7 +180,7 @@ type kernel struct {
 func newKernel(t testing.TB) *kernel {
 	t.Helper()
 	if os.Geteuid() != 0 {
-		t.Skip("XDP programs need root")
+		t.Skip("root: XDP programs need it")
 	}
 	a, err := NewAdmission()
 	if err != nil {

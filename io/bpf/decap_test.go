@@ -90,7 +90,7 @@ func kindOf(v6 bool) uint16 {
 func decap(t testing.TB, o DecapOptions) *Decap {
 	t.Helper()
 	if os.Geteuid() != 0 {
-		t.Skip("XDP programs need root")
+		t.Skip("root: XDP programs need it")
 	}
 	d := &Decap{}
 	if err := d.load(o); err != nil {
@@ -105,7 +105,7 @@ func (d *Decap) run(t testing.TB, name string, b []byte) []byte {
 	t.Helper()
 	p := d.objs.Programs[name]
 	if p == nil {
-		t.Skip("the kernel does not load " + name)
+		t.Skip("kernel: does not load " + name)
 	}
 	action, out, err := p.Test(b)
 	if err != nil {
@@ -483,7 +483,7 @@ func rawSocket(t testing.TB, ns *netnstest.NS, dev string) (fd int) {
 
 func TestDecapRefusals(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("XDP programs need root")
+		t.Skip("root: XDP programs need it")
 	}
 	for _, tc := range []bool{false, true} {
 		if _, err := AttachDecap(DecapOptions{Interface: 99999, Tunnels: GRE, TC: tc}); err == nil || !bytes.Contains([]byte(err.Error()), []byte(ErrNoInterface.Error())) {
