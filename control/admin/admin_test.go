@@ -384,7 +384,7 @@ func TestGroup(t *testing.T) {
 	}
 	g, err := user.LookupGroupId("1")
 	if err != nil {
-		t.Skip(err)
+		t.Skip("missing: a group beside root's: ", err)
 	}
 	s, err := run(t, newHost(t), func(c *Config) { c.Group = g.Name })
 	if err != nil {
@@ -625,7 +625,7 @@ func groupOfOurs(t *testing.T) string {
 	t.Helper()
 	g, err := user.LookupGroupId(strconv.Itoa(os.Getegid()))
 	if err != nil {
-		t.Skip("kernel: this process's group has no name: ", err)
+		t.Skip("missing: a name of this process's group: ", err)
 	}
 	return g.Name
 }

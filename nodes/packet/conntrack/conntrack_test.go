@@ -871,7 +871,7 @@ func TestEvictionOrder(t *testing.T) {
 // A flood of a million SYNs evicts none of ten thousand established flows.
 func TestSYNFlood(t *testing.T) {
 	if testing.Short() {
-		t.Skip("a million packets")
+		t.Skip("short: a million packets")
 	}
 	r := newRig(t, func(c *Config) { c.Entries = 16384 })
 	at := make([]uint32, 10000)

@@ -249,7 +249,7 @@ func random6(r *rand.Rand, n, size int) (ps []netip.Prefix) {
 // A million prefixes stay within memory and time that a reload can afford, and each is found.
 func TestMillion(t *testing.T) {
 	if testing.Short() {
-		t.Skip("large")
+		t.Skip("short: a million prefixes")
 	}
 	r := rand.New(rand.NewPCG(1, 1))
 	for _, x := range []struct {
