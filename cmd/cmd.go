@@ -83,8 +83,8 @@ func (a *app) root() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "lbgraph",
 		Short: "A load balancer that is one graph you can read",
-		Long: `lbgraph balances packets through a graph of nodes that an HCL file declares:
-check it, draw it, try it on a capture, run it.`,
+		Long: `lbgraph balances packets, connections and requests through graphs of nodes that an
+HCL file declares: check it, draw it, try it on a capture, run it.`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		Args: func(c *cobra.Command, args []string) error {

@@ -192,19 +192,6 @@ func aside(n, cpus int) {
 	}
 }
 
-// threadTime answers the processor time of a thread in ns, processTime that of a
-// process: by the clocks that pthread_getcpuclockid(3) and clock_getcpuclockid(3) name.
-func threadTime(tid int) (int64, error)  { return clockOf(int32(^tid<<3 | 6)) }
-func processTime(pid int) (int64, error) { return clockOf(int32(^pid<<3 | 2)) }
-
-func clockOf(clock int32) (int64, error) {
-	var t unix.Timespec
-	if err := unix.ClockGettime(clock, &t); err != nil {
-		return 0, fmt.Errorf("a clock of processor time: %w", err)
-	}
-	return t.Nano(), nil
-}
-
 // machine describes what the figures are of, in a line.
 func machine(cpus int) string {
 	var u unix.Utsname

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/lbgraph/lbgraph/bench/cputime"
 	"github.com/lbgraph/lbgraph/graph"
 	"github.com/lbgraph/lbgraph/graph/lang"
 )
@@ -191,8 +192,8 @@ func (l *lab) take(ctx context.Context, d *device, o load, t time.Duration, duri
 
 // own answers the processor time of this process in ns.
 func own() int64 {
-	n, _ := processTime(os.Getpid())
-	return n
+	t, _ := cputime.Process(os.Getpid())
+	return t.Nanoseconds()
 }
 
 func sleep(ctx context.Context, d time.Duration) {

@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/lbgraph/lbgraph/bench/cputime"
 	"github.com/lbgraph/lbgraph/control/state"
 	"github.com/lbgraph/lbgraph/graph"
 )
@@ -373,12 +374,12 @@ func (c *config) idles(ctx context.Context, l *lab, r *report) (err error) {
 	if err := wait(settle); err != nil {
 		return err
 	}
-	was, err := processTime(p.Process.Pid)
+	was, err := cputime.Process(p.Process.Pid)
 	begun := time.Now()
 	if err = errors.Join(err, wait(c.idle)); err != nil {
 		return err
 	}
-	is, err := processTime(p.Process.Pid)
+	is, err := cputime.Process(p.Process.Pid)
 	if err != nil {
 		return err
 	}
@@ -387,6 +388,6 @@ func (c *config) idles(ctx context.Context, l *lab, r *report) (err error) {
 	r.line("idle", share, "processors")
 	return r.table("A daemon without traffic, its health checks and BGP trying.", [][]string{
 		{"to 1 %", "of a processor", "processor time", "in"},
-		{times2(share / 0.01), fmt.Sprintf("%.2f %%", 100*share), time.Duration(is - was).Round(100 * time.Microsecond).String(), took.Round(time.Millisecond).String()},
+		{times2(share / 0.01), fmt.Sprintf("%.2f %%", 100*share), (is - was).Round(100 * time.Microsecond).String(), took.Round(time.Millisecond).String()},
 	})
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/cilium/ebpf/rlimit"
 	"golang.org/x/sys/unix"
 
+	"github.com/lbgraph/lbgraph/bench/cputime"
 	"github.com/lbgraph/lbgraph/io/packet"
 )
 
@@ -256,8 +257,8 @@ func (w *wire) counts() (c counts, err error) {
 func (w *wire) used() (sum int64) {
 	for i := range w.threads {
 		if tid := w.threads[i].Load(); tid != 0 {
-			t, _ := threadTime(int(tid)) // it may have ended
-			sum += t
+			t, _ := cputime.Thread(int(tid)) // it may have ended
+			sum += t.Nanoseconds()
 		}
 	}
 	return sum

@@ -31,7 +31,7 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/lbgraph/lbgraph/bench/cputime"
 )
 
 var (
@@ -447,23 +447,13 @@ func answered(report string, closes bool) (int64, error) {
 // cpu answers the CPU time that a proxy has used, with its workers.
 func (l *lab) cpu(p int) (sum time.Duration, err error) {
 	for _, pid := range family(l.of[p].Process.Pid) {
-		t, err := processTime(pid)
+		t, err := cputime.Process(pid)
 		if err != nil {
 			return 0, err
 		}
 		sum += t
 	}
 	return sum, nil
-}
-
-// processTime answers the CPU time of all threads of a process, those that have ended
-// too, by the clock that clock_getcpuclockid(3) names.
-func processTime(pid int) (time.Duration, error) {
-	var t unix.Timespec
-	if err := unix.ClockGettime(int32(^pid<<3|2), &t); err != nil {
-		return 0, fmt.Errorf("clock of process %d: %w", pid, err)
-	}
-	return time.Duration(t.Nano()), nil
 }
 
 // family answers a process and its children.

@@ -48,8 +48,9 @@ var floorPlan = []rule{
 	{"replay", "io/... graph/... runtime/... control/...", "*"},
 	{"bench", "io/... graph/... runtime/... control/... nodes/... replay", "*"},
 	{"bench/figures", "bench nodes/all", ""},
-	{"bench/streams", "", "golang.org/x/sys"},
-	{"bench/io", "daemon io/... graph/... runtime/... control/... nodes/all", "*"},
+	{"bench/cputime", "", "golang.org/x/sys"},
+	{"bench/streams", "bench/cputime", ""},
+	{"bench/io", "bench/cputime daemon io/... graph/... runtime/... control/... nodes/all", "*"},
 	{"cmd", "io/... graph/... runtime/... control/... nodes/... daemon replay bench internal/...", "*"},
 	{"cmd/lbgraph", "cmd nodes/all control/all", ""},
 	// beside it: tools of the repository, which nothing but cmd imports
