@@ -113,7 +113,7 @@ func median(x []float64) float64 {
 	}
 	x = slices.Clone(x)
 	slices.Sort(x)
-	return x[len(x)/2]
+	return (x[(len(x)-1)/2] + x[len(x)/2]) / 2
 }
 
 // newScalar makes the reference for the traffic and the state of e, and makes all

@@ -6,8 +6,8 @@
 // with it above all, are methods of app.
 //
 // Exit codes: 0 all went well, 1 the file is wrong (or, of demo flood, requests
-// failed), 2 the command was used wrongly, 3 the running system refused. An error is one line on standard error; what is
-// wrong with a file is printed with its place.
+// failed), 2 the command was used wrongly, 3 the running system refused. An error is one
+// line on standard error; what is wrong with a file is printed with its place.
 package cmd
 
 import (

@@ -454,7 +454,7 @@ func TestNetExampleStreaming(t *testing.T) {
 	}
 	defer r.Body.Close()
 	text := bufio.NewScanner(r.Body)
-	var last time.Duration
+	var first, last time.Duration
 	n := 0
 	for text.Scan() {
 		if strings.HasPrefix(text.Text(), "id: ") {
@@ -463,15 +463,14 @@ func TestNetExampleStreaming(t *testing.T) {
 			if n == 1 && r.Header.Get("Content-Type") != "text/event-stream" {
 				t.Errorf("%v", r.Header)
 			}
-			if n < 4 { // the server is not done with the next one
-				if early := time.Duration(n) * 300 * time.Millisecond; last < early-300*time.Millisecond {
-					t.Errorf("event %d after %v", n, last)
-				}
+			if n == 1 {
+				first = last
 			}
 		}
 	}
-	if n != 4 || last < 900*time.Millisecond || text.Err() != nil {
-		t.Errorf("%d events, the last after %v, %v", n, last, text.Err())
+	// An answer that is passed on when it is over has them all at once.
+	if n != 4 || last < 900*time.Millisecond || last-first < 300*time.Millisecond || text.Err() != nil {
+		t.Errorf("%d events, the first after %v, the last after %v, %v", n, first, last, text.Err())
 	}
 	// And the first of an endless stream, which never is over.
 	endless, err := client.Get("http://" + addr + "/events")
@@ -709,8 +708,9 @@ backend b
 	}
 }
 
-// TestNetReadmeStreams: the commands of README.md's section on streams, word for word,
-// in their order, without privileges.
+// TestNetReadmeStreams: the commands of README.md's section on streams, in their order,
+// as they stand there but for options that keep them quiet and short; what lasts, the
+// servers and the balancer, runs without capabilities.
 func TestNetReadmeStreams(t *testing.T) {
 	s := newStage(t)
 	if _, err := exec.LookPath("python3"); err != nil {

@@ -34,7 +34,7 @@ asks the daemon that runs the same.`,
 		Example: `  lbgraph explain mtu-check
   lbgraph explain lb.hcl mtu
   lbgraph explain lb.hcl edge/mtu -o json
-  lbgraph explain examples/hosts.hcl http://api.example.org:8080/cart --client 198.51.100.7`,
+  lbgraph explain examples/hosts.hcl http://api.localhost:8080/cart --client 198.51.100.7`,
 		Args: takes("KIND or FILE", "[NODE or URL]"),
 	}
 	q.flags(c, &client)

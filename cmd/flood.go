@@ -38,7 +38,7 @@ field Server tells who gave them, or the one that --by names.
 While it runs standard error shows how far it is. The exit code is 1 if a request
 failed, or was due and could not be sent; 3 if nobody listens.`,
 		Example: `  lbgraph demo flood http://127.0.0.1:8080/
-  lbgraph demo flood http://127.0.0.1:8080/ --host api.example.org --rate 500 -c 50 -d 1m
+  lbgraph demo flood http://127.0.0.1:8080/ --host api.localhost --rate 500 -c 50 -d 1m
   lbgraph demo flood tcp://127.0.0.1:8090 --requests 1000 --per-request
   lbgraph demo flood http://127.0.0.1:8080/ --requests 10000 -o json | jq .latency_ms`,
 		Args: takes("TARGET"),

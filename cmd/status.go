@@ -81,11 +81,7 @@ func status(w io.Writer, s *admin.Status) error {
 			if x.Removed {
 				word += ", removed"
 			}
-			address := x.Address
-			if x.Port != 0 {
-				address = net.JoinHostPort(x.Address, strconv.Itoa(x.Port))
-			}
-			fmt.Fprintf(t, "  %s\t%s\t%s\t%s\tweight %d\n", strings.TrimPrefix(x.Name, p.Name+"/"), address, word, x.Health, x.Weight)
+			fmt.Fprintf(t, "  %s\t%s\t%s\t%s\tweight %d\n", strings.TrimPrefix(x.Name, p.Name+"/"), withPort(x.Address, x.Port), word, x.Health, x.Weight)
 		}
 	}
 	_ = t.Flush()
@@ -212,11 +208,7 @@ func details(b *strings.Builder, all map[string]any) {
 		fmt.Fprintf(b, "\n%s\n", name)
 		t := tabwriter.NewWriter(b, 0, 0, 2, ' ', 0)
 		for _, p := range probes {
-			address := p.Address
-			if p.Port != 0 {
-				address = net.JoinHostPort(p.Address, strconv.Itoa(p.Port))
-			}
-			fmt.Fprintf(t, "  %s\t%s\t%.1f ms\t%s\n", address, p.Health, p.Seconds*1e3, p.Error)
+			fmt.Fprintf(t, "  %s\t%s\t%.1f ms\t%s\n", withPort(p.Address, p.Port), p.Health, p.Seconds*1e3, p.Error)
 		}
 		_ = t.Flush()
 	}
@@ -226,4 +218,12 @@ func details(b *strings.Builder, all map[string]any) {
 func again(from, to any) bool {
 	b, err := json.Marshal(from)
 	return err == nil && json.Unmarshal(b, to) == nil
+}
+
+// withPort answers an address, and its port where there is one.
+func withPort(address string, port int) string {
+	if port == 0 {
+		return address
+	}
+	return net.JoinHostPort(address, strconv.Itoa(port))
 }

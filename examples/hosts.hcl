@@ -13,7 +13,7 @@
 
 variable "address" { default = "127.0.0.1:8080" } # of the balancer; "0.0.0.0:80" is for all the world
 variable "domain" { default = "localhost" }       # curl and browsers find *.localhost on this machine
-variable "api" { default = "9001,9002,9003" }     # backends, as PORT or ADDRESS:PORT
+variable "api" { default = "9001,9002,9003" }     # backends, as PORT or IPV4:PORT
 variable "www" { default = "9011,9012,9013" }
 
 locals {

@@ -272,17 +272,18 @@ func (f *figure) take() (here, reference []float64, err error) {
 	return here, nil, nil
 }
 
-// least are the ratios to the reference that any machine must show, with room for its
-// noise: a fall below tells of a fault, not of a busy neighbour. goal is what the
-// project wants; where it is more, docs/performance.md says what is in the way.
+// least are the ratios to the reference that any machine must show: some room below the
+// lowest that were seen in any run, busy or not (0.99, 3.4 and 2.2), so that a fall below
+// tells of a fault. goal is what the project wants; where it is more,
+// docs/performance.md says what is in the way.
 var least = []struct {
 	name        string
 	ratio, goal float64
 	work        bench.Work
 }{
 	{"established, 10 k flows", 0.9, 1.3, bench.Work{Load: flows(10_000, 0)}},
-	{"established, 1 M flows", 1.5, 2.2, bench.Work{Load: flows(1_000_000, 0)}},
-	{"every packet a new flow, 10 k keys", 1.2, 3.5, bench.Work{Load: flows(10_000, 100)}},
+	{"established, 1 M flows", 2.2, 2.2, bench.Work{Load: flows(1_000_000, 0)}},
+	{"every packet a new flow, 10 k keys", 1.6, 3.5, bench.Work{Load: flows(10_000, 100)}},
 }
 
 func checks() error {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -255,25 +254,6 @@ func busyPoll(fd, budget int) error {
 func (d *device) polls() bool {
 	id, err := unix.GetsockoptInt(d.fd, unix.SOL_SOCKET, unix.SO_INCOMING_NAPI_ID)
 	return err == nil && id != 0
-}
-
-// deferInterrupts leaves the receive side to whoever polls, as busy polling asks of its
-// users (Documentation/networking/napi.rst).
-func (d *device) deferInterrupts() error {
-	return d.space.do(func() error {
-		// The namespace's own /sys, seen by this thread alone, which ends.
-		if err := unix.Unshare(unix.CLONE_NEWNS | unix.CLONE_FS); err != nil {
-			return err
-		}
-		if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
-			return err
-		}
-		if err := unix.Mount("sysfs", "/sys", "sysfs", 0, ""); err != nil {
-			return err
-		}
-		dir := "/sys/class/net/" + uplink + "/"
-		return errors.Join(os.WriteFile(dir+"napi_defer_hard_irqs", []byte("2"), 0), os.WriteFile(dir+"gro_flush_timeout", []byte("200000"), 0))
-	})
 }
 
 // turn reflects packets until it is to stop.

@@ -54,7 +54,7 @@ func (c *config) rates(ctx context.Context, l *lab, r *report) error {
 		return err
 	}
 	c.maximum = median(each(all[0], rateOf))
-	rows := [][]string{{"to reflector", "by processor time", "to XDP_TX", "packets/s", "processor ns a packet", "processors", "source idle", "bytes back", "lost", "what, loops"}}
+	rows := [][]string{{"to reflector", "by processor time", "to XDP_TX", "packets/s", "processor ns a packet", "processors", "source idle", "bytes back", "lost", "refused", "what, loops"}}
 	for i, d := range devices {
 		base := i / 3 * 3
 		rate := median(each(all[i], rateOf))
@@ -65,7 +65,7 @@ func (c *config) rates(ctx context.Context, l *lab, r *report) error {
 			byTime, own = times2(ratio(all[base+1], all[i], costOf)), fmt.Sprintf("%.0f", median(each(all[i], costOf)))
 		}
 		rows = append(rows, []string{times2(toReflector), byTime, times2(toKernel), thousands(rate), own, times2(cpu), percent(source),
-			fmt.Sprintf("%.0f", median(each(all[i], func(s *sample) float64 { return s.size }))), fmt.Sprint(sum(all[i], lostOf) + sum(all[i], refusedOf)), d.name})
+			fmt.Sprintf("%.0f", median(each(all[i], func(s *sample) float64 { return s.size }))), fmt.Sprint(sum(all[i], lostOf)), fmt.Sprint(sum(all[i], refusedOf)), d.name})
 		r.line(fmt.Sprintf("rate/%s", d.name), rate, "packets/s", toReflector, "to-reflector", ratio(all[base+1], all[i], costOf), "to-reflector-by-time", toKernel, "to-XDP_TX")
 	}
 	note := "Each loop and the source have a processor each."
@@ -107,11 +107,7 @@ func (c *config) batches(ctx context.Context, l *lab, r *report) error {
 			if _, err := l.take(ctx, d, c.open(c.modest), 20*time.Millisecond, nil); err != nil {
 				return err
 			}
-			if polled = d.polls(); polled {
-				if err := d.deferInterrupts(); err != nil {
-					return err
-				}
-			}
+			polled = d.polls()
 		}
 	}
 	rounds := max(1, c.rounds/2)
@@ -131,7 +127,7 @@ func (c *config) batches(ctx context.Context, l *lab, r *report) error {
 	if err != nil {
 		return err
 	}
-	rows := [][]string{{"to 64, same", "packets/s", "processors", fmt.Sprintf("processors at %s/s", thousands(c.modest)), "p50 µs there", "p99 µs there", "lost", "batch", "what"}}
+	rows := [][]string{{"to 64, same", "packets/s", "processors", fmt.Sprintf("processors at %s/s", thousands(c.modest)), "p50 µs there", "p99 µs there", "lost", "refused", "batch", "what"}}
 	for i := range devices {
 		k := kinds[i]
 		at64 := len(devices) - len(devices)/4 + i%(len(devices)/4)
@@ -140,10 +136,10 @@ func (c *config) batches(ctx context.Context, l *lab, r *report) error {
 		t := together(some[i])
 		to := ratio(full[i], full[at64], rateOf)
 		rows = append(rows, []string{times2(to), thousands(rate), times2(used), times2(less), micro(t.quantile(0.5)), micro(t.quantile(0.99)),
-			fmt.Sprint(sum(full[i], lostOf) + sum(full[i], refusedOf) + sum(some[i], lostOf) + sum(some[i], refusedOf)), fmt.Sprint(k.batch), k.way})
+			fmt.Sprint(sum(full[i], lostOf) + sum(some[i], lostOf)), fmt.Sprint(sum(full[i], refusedOf) + sum(some[i], refusedOf)), fmt.Sprint(k.batch), k.way})
 		r.line(fmt.Sprintf("batch/%s/batch=%d", k.way, k.batch), rate, "packets/s", to, "to-64", used, "processors", less, "processors-at-rate")
 	}
-	note := "Busy polling runs the kernel's receive side on the loop's processor, the others leave it to the source's."
+	note := "Busy polling runs the kernel's receive side on the loop's processor (interrupts are not deferred), the others leave it to the source's."
 	if !polled {
 		note = "Busy polling is asked for and not to be had: this kernel names no NAPI instance for veth's sockets. It is adaptive with a call more."
 	}
@@ -159,7 +155,7 @@ func (c *config) latencies(ctx context.Context, l *lab, r *report) error {
 	if err := c.know(ctx, l, devices[0]); err != nil {
 		return err
 	}
-	rows := [][]string{{"p50 to reflector", "p99.9", "p50 µs", "p90", "p99", "p99.9", "packets/s", "left out", "lost", "of the most", "what, loops"}}
+	rows := [][]string{{"p50 to reflector", "p99.9", "p50 µs", "p90", "p99", "p99.9", "packets/s", "left out", "lost", "no room", "refused", "of the most", "what, loops"}}
 	for _, share := range []float64{0.1, 0.5, 0.9} {
 		all, err := l.rounds(ctx, fmt.Sprintf("latency at %.0f %%", 100*share), c.rounds, devices, func(d *device) (sample, error) {
 			return l.take(ctx, d, c.open(share*c.maximum), c.time, nil)
@@ -179,7 +175,7 @@ func (c *config) latencies(ctx context.Context, l *lab, r *report) error {
 				line = append(line, t.quantile(q), fmt.Sprintf("p%g-ns", 100*q))
 			}
 			rows = append(rows, append(row, thousands(rate), thousands(float64(sum(all[i], func(s *sample) uint64 { return s.behind }))),
-				fmt.Sprint(sum(all[i], lostOf)+sum(all[i], refusedOf)), percent(share), d.name))
+				fmt.Sprint(sum(all[i], lostOf)), fmt.Sprint(sum(all[i], lateOf)), fmt.Sprint(sum(all[i], refusedOf)), percent(share), d.name))
 			r.line(fmt.Sprintf("latency/%s/at=%.0f%%", d.name, 100*share), append(line, rate, "packets/s")...)
 		}
 	}
@@ -310,7 +306,7 @@ func (c *config) disturbed(ctx context.Context, l *lab, r *report) error {
 		}
 	}
 	after, _ := store.Builds()
-	rows := [][]string{{"lost", "no room", "p99.9 added, µs", "p50 µs", "p99", "p99.9", "longest", "packets", "packets/s", "left out", "refused by the link", "what"}}
+	rows := [][]string{{"lost", "no room", "p99.9 added, µs", "p50 µs", "p99", "p99.9", "longest", "packets", "packets/s", "left out", "refused", "what"}}
 	for i := range states {
 		t := together(all[i])
 		var added []float64
@@ -329,7 +325,7 @@ func (c *config) disturbed(ctx context.Context, l *lab, r *report) error {
 		r.line("reload/"+states[i].name, lost, "lost", late, "no-room", median(added), "p99.9-added-ns", t.quantile(0.999), "p99.9-ns", rate, "packets/s")
 	}
 	return r.table(fmt.Sprintf("While the graph is reloaded (%d times: a node comes and goes) and while health turns (%d times, a third of %d backends in %d pools each time, %d tables built),"+
-		"\nat half of %s packets a second. Lost is to be 0; no room is how many the sockets had none for, because the loop got no processor for long.", reloads.Load(), turns.Load(), len(backends), stormPools, after-before, thousands(c.maximum)), rows)
+		"\nat half of %s packets a second, with rings of %d. Lost is to be 0; no room is how many the sockets had none for, because the loop got no processor for long.", reloads.Load(), turns.Load(), len(backends), stormPools, after-before, thousands(c.maximum), rings), rows)
 }
 
 // idles is what a daemon costs that has nothing to do.

@@ -9,7 +9,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -286,5 +285,3 @@ func (w *wire) end(patience time.Duration) (counts, error) {
 	}
 	return c, errors.Join(err, e)
 }
-
-const _ = uint(buckets*8 - unsafe.Sizeof(times{}))

@@ -37,7 +37,7 @@ import (
 var (
 	rounds  = flag.Int("rounds", 7, "rounds of each scenario")
 	period  = flag.Duration("time", 3*time.Second, "time of one load")
-	only    = flag.String("only", "", "scenarios whose name matches this")
+	only    = flag.String("only", "", "scenarios whose name matches this; idle is that of connections without requests")
 	binary  = flag.String("lbgraph", "bin/lbgraph", "the binary to measure")
 	idle    = flag.Int("idle", 6000, "idle connections whose memory is measured")
 	threads = flag.Int("threads", runtime.NumCPU(), "workers of nginx, threads of haproxy, GOMAXPROCS of lbgraph")
@@ -95,6 +95,9 @@ func run(ctx context.Context) error {
 		if _, err := exec.LookPath(tool); err != nil {
 			return fmt.Errorf("%s is missing: apt-get install nginx libnginx-mod-stream haproxy wrk openssl, and make build", tool)
 		}
+	}
+	if *period < time.Second || *period%time.Second != 0 {
+		return fmt.Errorf("-time %v: wrk counts in whole seconds, from 1s on", *period)
 	}
 	if *idle > maxIdle {
 		return fmt.Errorf("-idle is at most %d: a proxy needs two descriptors for each connection", maxIdle)

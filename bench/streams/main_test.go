@@ -101,6 +101,9 @@ func TestMemory(t *testing.T) {
 
 // All three proxies serve each load; what the figures are is for a quiet machine.
 func TestNetLab(t *testing.T) {
+	if testing.Short() {
+		t.Skip("short: runs nginx, haproxy and wrk")
+	}
 	for _, tool := range []string{"nginx", "haproxy", "wrk", "openssl"} {
 		if _, err := exec.LookPath(tool); err != nil {
 			t.Skipf("missing: %s", tool)

@@ -101,10 +101,11 @@ func (f *flood) dial(ctx context.Context) (*conn, error) {
 		}
 		c.Conn = t
 	}
-	c.r = bufio.NewReaderSize(c.Conn, max(4096, f.Size+512))
-	if f.url.Scheme != "tcp" {
-		c.r = bufio.NewReaderSize(c.Conn, 4096)
+	size := 4096
+	if f.url.Scheme == "tcp" { // a line comes back whole
+		size = max(size, f.Size+512)
 	}
+	c.r = bufio.NewReaderSize(c.Conn, size)
 	c.stop = context.AfterFunc(ctx, func() { _ = raw.SetDeadline(time.Unix(1, 0)) })
 	return c, nil
 }
