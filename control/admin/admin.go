@@ -176,7 +176,7 @@ func (s *server) serve(l net.Listener, h http.Handler) *service {
 	return x
 }
 
-// leave closes the listener; requests in hand go on.
+// leave closes the listener, and ends what streams; other requests in hand go on.
 func (x *service) leave() {
 	if x != nil {
 		_ = x.listen.Close()

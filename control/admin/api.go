@@ -247,7 +247,7 @@ type TopListener struct {
 	Active      int64  `json:"active"` // sessions, now
 	Connections uint64 `json:"connections"`
 	Requests    uint64 `json:"requests"`
-	Unreadable  uint64 `json:"unreadable"` // of Requests
+	Unreadable  uint64 `json:"unreadable"` // of Requests, and connections of HTTP/2 closed for flooding
 	BytesIn     uint64 `json:"bytes_in"`
 	BytesOut    uint64 `json:"bytes_out"`
 }

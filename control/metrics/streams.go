@@ -12,7 +12,7 @@ var (
 	accepted      = desc("stream_listener_connections_total", "Connections that a listener accepted.", "stream", "listener")
 	open          = desc("stream_listener_open_connections", "Connections of a listener that are open.", "stream", "listener")
 	requests      = desc("stream_listener_requests_total", "Requests that came to a listener, those that could not be read included.", "stream", "listener")
-	unreadable    = desc("stream_listener_unreadable_requests_total", "Requests that could not be read, and came to no node.", "stream", "listener")
+	unreadable    = desc("stream_listener_unreadable_requests_total", "Requests that could not be read, and came to no node; and connections of HTTP/2 that were closed for flooding.", "stream", "listener")
 	inFlight      = desc("stream_listener_active_sessions", "Sessions of a listener that are on their way through the graph.", "stream", "listener")
 	acceptErrors  = desc("stream_listener_accept_errors_total", "Connections that could not be accepted, as for lack of descriptors.", "stream", "listener")
 	cameBytes     = desc("stream_listener_received_bytes_total", "Bytes that came by a listener's sockets, heads and TLS included.", "stream", "listener")

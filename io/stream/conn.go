@@ -18,7 +18,7 @@ import (
 // Conn is a connection with a read buffer, which goes back to a pool when nothing
 // is in it. It is a net.Conn that reads what is buffered first.
 //
-// One goroutine reads, one writes; Interrupt, Gone and Close are for any.
+// One goroutine reads, one writes; Interrupt, LookAtPeer and Close are for any.
 type Conn struct {
 	sock
 	tls   *tls.Conn
@@ -242,7 +242,7 @@ var ErrNotQuiet = errors.New("the connection has ended, or something came unaske
 // and Fill do, for fewer system calls. Where c has to be quiet, it fails with ErrNotQuiet
 // unless nothing was there to be read before. n is how much was written: by bounds the
 // wait for an answer alone, so an error with n less than len(p) is one of writing, but
-// for ErrInterrupted.
+// for ErrInterrupted and ErrNotQuiet.
 //
 // The poller reports an edge: it forgets that there was something to read before it is
 // asked to wait, which is here before the write, so that it cannot forget the answer.

@@ -52,11 +52,7 @@ func AppendRequest(dst []byte, h *http1.Head, b []byte, drop http1.Set, edits []
 	if len(edits) == 0 {
 		return h.AppendFields(dst, b, drop, nil)
 	}
-	dst = h.AppendFields(dst, b, drop, requestEdits(edits))
-	for i, e := range edits {
-		dst = appendKept(dst, e.Request.Add, edits[i+1:], func(e *Edits) *FieldEdits { return &e.Request })
-	}
-	return dst
+	return appendAdded(h.AppendFields(dst, b, drop, requestEdits(edits)), edits, ofRequest)
 }
 
 // AppendResponse is AppendRequest for responses.
@@ -64,19 +60,21 @@ func AppendResponse(dst []byte, h *http1.Head, b []byte, drop http1.Set, edits [
 	if len(edits) == 0 {
 		return h.AppendFields(dst, b, drop, nil)
 	}
-	dst = h.AppendFields(dst, b, drop, responseEdits(edits))
-	for i, e := range edits {
-		dst = appendKept(dst, e.Response.Add, edits[i+1:], func(e *Edits) *FieldEdits { return &e.Response })
-	}
-	return dst
+	return appendAdded(h.AppendFields(dst, b, drop, responseEdits(edits)), edits, ofResponse)
 }
 
 // AppendAnswer appends the fields of an answer of our own as edits leave them.
 func AppendAnswer(dst, fields []byte, edits []*Edits) []byte {
-	side := func(e *Edits) *FieldEdits { return &e.Response }
-	dst = appendKept(dst, fields, edits, side)
+	return appendAdded(appendKept(dst, fields, edits, ofResponse), edits, ofResponse)
+}
+
+func ofRequest(e *Edits) *FieldEdits  { return &e.Request }
+func ofResponse(e *Edits) *FieldEdits { return &e.Response }
+
+// appendAdded appends what each of edits adds, but for what later ones drop.
+func appendAdded(dst []byte, edits []*Edits, side func(*Edits) *FieldEdits) []byte {
 	for i, e := range edits {
-		dst = appendKept(dst, e.Response.Add, edits[i+1:], side)
+		dst = appendKept(dst, side(e).Add, edits[i+1:], side)
 	}
 	return dst
 }

@@ -2,8 +2,8 @@ package stream
 
 import "sync/atomic"
 
-// A Meter counts the bytes that sockets carry, with heads and TLS. It fills a cache
-// line, so that two cores that count by two of them do not meet.
+// A Meter counts the bytes that sockets carry, with heads and TLS. It has the
+// size of a cache line, so that two cores that count by two of them seldom meet.
 type Meter struct {
 	// In is what was read, Out what was written.
 	In, Out atomic.Uint64

@@ -134,8 +134,8 @@ type Body interface {
 	Whole() bool
 	// Begun tells that Next was called: what it answered is gone.
 	Begun() bool
-	// Within sets the time without progress of a body of unknown length, in place of the
-	// listener's, before Next is called.
+	// Within sets the time without progress of a body, in place of the listener's, before
+	// Next is called; not of one of known length that has a time in all.
 	Within(d time.Duration)
 	// Source answers the connection that the content can be taken from past Next,
 	// nil if it cannot, how many bytes of it, and the times of Splice; Spliced says how

@@ -318,6 +318,7 @@ func (s *sock) WatchPeer(ended func() bool, ask, gone func()) (stop func()) {
 		close(quit)
 		_ = s.Conn.SetReadDeadline(past)
 		<-done
+		s.readFired = true // whichever deadline the poller has now, it is not the one that readArmed says
 	}
 }
 

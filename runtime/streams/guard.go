@@ -31,9 +31,9 @@ type guard struct {
 }
 
 const (
-	frameCost     = 8
-	floodBurst    = 1000 * frameCost                        // a balance is no larger
-	floodPerFrame = int64(100*time.Millisecond) / frameCost // nanoseconds for a byte of it
+	frameCost    = 8
+	floodBurst   = 1000 * frameCost                        // a balance is no larger
+	floodPerByte = int64(100*time.Millisecond) / frameCost // nanoseconds for a byte of it
 )
 
 // Frames, and a flag, that the guard knows.
@@ -121,7 +121,7 @@ func (g *guard) frame() error {
 	g.balance -= cost
 	if g.balance < 0 || g.balance > floodBurst {
 		now := stream.Now()
-		g.balance = min(g.balance+g.written.Swap(0)+(now-g.at)/floodPerFrame, floodBurst)
+		g.balance = min(g.balance+g.written.Swap(0)+(now-g.at)/floodPerByte, floodBurst)
 		g.at = now
 		if g.balance < 0 {
 			return errFlood

@@ -380,8 +380,16 @@ func (x *h2exchange) Gone() bool { return x.r.Context().Err() != nil }
 
 // Watch is part of stream.Responder.
 func (x *h2exchange) Watch(f func()) (stop func()) {
-	end := context.AfterFunc(x.r.Context(), f)
-	return func() { end() }
+	done := make(chan struct{})
+	end := context.AfterFunc(x.r.Context(), func() {
+		defer close(done)
+		f()
+	})
+	return func() {
+		if !end() {
+			<-done // f runs, or has run: it may use what the caller is about to give away
+		}
+	}
 }
 
 // Upgrade is part of stream.Responder.

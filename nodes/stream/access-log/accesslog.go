@@ -69,6 +69,7 @@ type sink struct {
 	// next takes the lines of sessions that end after this is closed; nil for none.
 	next      atomic.Pointer[sink]
 	abandoned atomic.Bool // nobody waits for what is left any more
+	out       *output
 
 	mu    sync.RWMutex
 	users int // 0: lines is closed
@@ -79,7 +80,7 @@ func newLogger(c Config, e *graph.Env) (*logger, error) {
 	if err := w.open(); err != nil {
 		return nil, err
 	}
-	k := &sink{count: e.Count, lines: make(chan *[]byte, c.Buffer), done: make(chan struct{}), users: 1}
+	k := &sink{count: e.Count, lines: make(chan *[]byte, c.Buffer), done: make(chan struct{}), users: 1, out: w}
 	go k.write(w)
 	return &logger{c: c, sink: k}, nil
 }
@@ -120,8 +121,21 @@ func (k *sink) Close() error {
 	case <-k.done:
 	case <-t.C:
 		k.abandoned.Store(true)
+		go k.release()
 	}
 	return nil
+}
+
+// release has the writer give up a write that does not end, so that it counts what is
+// left as lost, and ends.
+func (k *sink) release() {
+	for k.out.file.Load().SetWriteDeadline(time.Unix(1, 0)) == nil {
+		select {
+		case <-k.done:
+			return
+		case <-time.After(100 * time.Millisecond): // it may have opened another file
+		}
+	}
 }
 
 // Gauges is part of graph.Gauger.
@@ -200,13 +214,13 @@ func (k *sink) write(w *output) {
 // output is the file that lines go to.
 type output struct {
 	path   string
-	file   *os.File
+	file   atomic.Pointer[os.File]
 	looked time.Time
 }
 
 func (o *output) open() error {
 	if o.path == "-" {
-		o.file = os.Stdout
+		o.file.Store(os.Stdout)
 		return nil
 	}
 	// A pipe that nobody reads is told of at once.
@@ -214,7 +228,7 @@ func (o *output) open() error {
 	if err != nil {
 		return fmt.Errorf("access log: %w", err)
 	}
-	o.file = f
+	o.file.Store(f)
 	return nil
 }
 
@@ -222,15 +236,15 @@ func (o *output) write(b []byte) error {
 	if now := time.Now(); o.path != "-" && now.Sub(o.looked) > time.Second {
 		o.looked = now
 		there, err := os.Stat(o.path)
-		mine, err2 := o.file.Stat()
+		mine, err2 := o.file.Load().Stat()
 		if err != nil || err2 != nil || !os.SameFile(there, mine) {
-			old := o.file
+			old := o.file.Load()
 			if o.open() == nil {
 				_ = old.Close()
 			}
 		}
 	}
-	n, err := o.file.Write(b)
+	n, err := o.file.Load().Write(b)
 	if err == nil && n < len(b) {
 		err = io.ErrShortWrite
 	}
@@ -239,7 +253,7 @@ func (o *output) write(b []byte) error {
 
 func (o *output) close() {
 	if o.path != "-" {
-		_ = o.file.Close()
+		_ = o.file.Load().Close()
 	}
 }
 

@@ -234,7 +234,10 @@ func (b *balancer) choose(v *view, s *stream.Session, now int64) *member {
 	case "random-two":
 		return b.two(v, s, now)
 	}
-	return b.hashed(v, s, now)
+	if m := b.hashed(v, s, now); m != nil {
+		return m
+	}
+	return b.least(v, s, now)
 }
 
 // inTurn goes on in the order. A backend that works up to its share is passed over
@@ -318,7 +321,8 @@ func (b *balancer) two(v *view, s *stream.Session, now int64) *member {
 }
 
 // hashed takes the backend that the pool's table has for the session's key; if it
-// is left out, that which it has for the hash of the hash, and so on.
+// is left out, that which it has for the hash of the hash, and so on; nil if none of
+// many is to be had.
 func (b *balancer) hashed(v *view, s *stream.Session, now int64) *member {
 	h := b.hash(s)
 	for range 16 {
@@ -330,7 +334,7 @@ func (b *balancer) hashed(v *view, s *stream.Session, now int64) *member {
 		}
 		h = packet.Mix(h, rehash)
 	}
-	return b.least(v, s, now)
+	return nil
 }
 
 // rehash makes another hash of a hash; it will never change, for nodes have to agree.

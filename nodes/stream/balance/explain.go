@@ -12,11 +12,12 @@ func (b *balancer) Pool() string { return b.c.Pool }
 // Explain is part of graph.StageExplainer.
 func (b *balancer) Explain(s *stream.Session) (output int, says string) {
 	v := b.view.Load()
-	now, up := stream.Now(), 0
-	for i := range v.members {
-		if v.up(&v.members[i], s, now) {
-			up++
-		}
+	now := stream.Now()
+	up := v.count(s, now)
+	if up == 0 {
+		// As Pick does: what is left out is better than nothing.
+		now = stream.Never
+		up = v.count(s, now)
 	}
 	if up == 0 {
 		return noBackend, "no backend of pool " + b.c.Pool + " is up"
@@ -47,12 +48,26 @@ func (b *balancer) Explain(s *stream.Session) (output int, says string) {
 		m = b.hashed(v, s, now)
 		why = "by the hash of " + b.keyName(s)
 	}
-	if m == nil {
-		return noBackend, "no backend of pool " + b.c.Pool + " is up"
+	if m == nil || now == stream.Never {
+		m = b.leastFrom(v, s, now, b.turn.Load()+1)
+		why = "the least busy"
+		if now == stream.Never {
+			why += " of those left out, for nothing else is up"
+		}
 	}
 	s.Backend = m.Backend
 	name := v.snap.Pools[v.pool].Members[m.slot].Name
 	return next, fmt.Sprintf("%s/%s at %v, %s; %d of %d are up", b.c.Pool, name, m.Addr, why, up, len(v.snap.Pools[v.pool].Members))
+}
+
+// count answers how many members may get s now.
+func (v *view) count(s *stream.Session, now int64) (n int) {
+	for i := range v.members {
+		if v.up(&v.members[i], s, now) {
+			n++
+		}
+	}
+	return n
 }
 
 // keyName says what is hashed of a session.

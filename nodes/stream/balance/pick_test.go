@@ -450,6 +450,34 @@ func TestNothingUsable(t *testing.T) {
 	}
 }
 
+// What is explained is what happens, also where nothing but a backend that is left out
+// is there; and to explain takes nobody's turn.
+func TestExplainedAsChosen(t *testing.T) {
+	for _, a := range algorithms {
+		r := rig(t, a, func(c *Config) { c.EjectAt = 1 }, nodetest.Backends(2)...)
+		b := r.Node.(*balancer)
+		b.Report(backend(r, 0), true)
+		for _, alone := range []bool{false, true} {
+			if alone {
+				unwell(r, 1)
+			}
+			turn := b.turn.Load()
+			s := from(1)
+			out, says := b.Explain(s)
+			if b.turn.Load() != turn {
+				t.Errorf("%s: a turn was taken", a)
+			}
+			want, told := chosen(r, from(1)), -1
+			if s.Backend != nil {
+				told = int(s.Backend.Addr.Addr().As4()[3]) - 1
+			}
+			if out != next || told != want || want != map[bool]int{false: 1, true: 0}[alone] {
+				t.Errorf("%s, alone %v: %d %q, backend %d; %d is chosen", a, alone, out, says, told, want)
+			}
+		}
+	}
+}
+
 // Sessions that run at the same time each take turns; the last backend that a session
 // can have is found by each, and none is told that there is none. The others go down in
 // the moment between two views, where the view has them still; or they are up, and

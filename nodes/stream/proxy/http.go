@@ -245,6 +245,7 @@ func (c *call) ask(open bool) (f *failure, err error) {
 	default:
 		n = 1 // at least
 		err = c.up.WriteParts(c.out, c.whole, nil)
+		c.sentAt = stream.Now() // it may have had to wait for the backend
 	}
 	switch {
 	case err == stream.ErrNotQuiet:

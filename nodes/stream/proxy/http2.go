@@ -110,25 +110,17 @@ func (p *proxy) tryHTTP2(ctx context.Context, s *stream.Session) (output int, ag
 			watch()
 		}
 	}
-	continued := false
-	req = req.WithContext(httptrace.WithClientTrace(req.Context(), &httptrace.ClientTrace{
-		Got1xxResponse: func(code int, h textproto.MIMEHeader) error {
-			if code == http.StatusContinue {
-				if continued || !r.Expects {
-					return nil // only who asked for it gets one, and one only
-				}
-				continued = true
-			}
-			return informHTTP2(s, code, h)
-		},
-	}))
+	interim := interimHTTP2{s: s}
+	req = req.WithContext(httptrace.WithClientTrace(req.Context(), &httptrace.ClientTrace{Got1xxResponse: interim.pass}))
 	if up != nil {
 		up.given = true
 	}
 	res, err := p.h2.RoundTrip(req)
 	answered.Store(true)
+	came := interim.end()
 	if err != nil {
-		return p.failedHTTP2(ctx, r, up, err)
+		output, again, err := p.failedHTTP2(ctx, r, up, err)
+		return output, again && !came, err // nothing is sent again behind an interim answer
 	}
 	s.Connected = stream.Now() - begun
 	return p.answerHTTP2(ctx, cancel, s, res, up, begun)
@@ -207,13 +199,43 @@ func isGRPC(r *stream.Request) bool {
 	return false
 }
 
-// informHTTP2 passes an interim response on.
-func informHTTP2(s *stream.Session, code int, h textproto.MIMEHeader) error {
+// interimHTTP2 passes interim responses on. net/http may come with one when the request
+// is given up already, and its session over.
+type interimHTTP2 struct {
+	s *stream.Session
+
+	mu        sync.Mutex
+	over      bool
+	came      bool // one, at least
+	continued bool // 100 was passed on
+}
+
+func (i *interimHTTP2) pass(code int, h textproto.MIMEHeader) error {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.over {
+		return nil
+	}
+	i.came = true
+	if code == http.StatusContinue {
+		if i.continued || !i.s.Req.Expects {
+			return nil // only who asked for it gets one, and one only
+		}
+		i.continued = true
+	}
 	head, buf, err := headOf(code, http.Header(h), -1, false)
 	if err != nil {
 		return err
 	}
-	return s.Req.Inform(&stream.Response{Status: code, Head: head, Buf: buf, Edits: s.Edits})
+	return i.s.Req.Inform(&stream.Response{Status: code, Head: head, Buf: buf, Edits: i.s.Edits})
+}
+
+// end waits for the one in hand, and has no further one passed on.
+func (i *interimHTTP2) end() (came bool) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.over = true
+	return i.came
 }
 
 // failedHTTP2 tells what an error before an answer comes to.

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -475,6 +476,36 @@ func TestNoRetryBehindInterim(t *testing.T) {
 		}
 		if s := strings.Join(got, " "); s != c.want || asked.Load() != 1 || r.Counter("out", "retries")+r.Counter("out", "stale") != 0 {
 			t.Errorf("%s: %q, asked %d times", c.interim, s, asked.Load())
+		}
+	}
+}
+
+// The same with backends of HTTP/2, also behind a 100 that is not passed on.
+func TestNoRetryBehindInterimOfHTTP2(t *testing.T) {
+	for status, want := range map[int]string{http.StatusEarlyHints: "103 502", http.StatusContinue: "502"} {
+		var asked atomic.Int64
+		backend := func() string {
+			s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				asked.Add(1)
+				w.WriteHeader(status)
+				panic(http.ErrAbortHandler)
+			}))
+			s.Config.Protocols = new(http.Protocols)
+			s.Config.Protocols.SetUnencryptedHTTP2(true)
+			s.Start()
+			t.Cleanup(s.Close)
+			return s.Listener.Addr().String()
+		}
+		r := nodetest.RunStreams(t, file("", "", "http = \"2\"\nretry_budget = 100", backend(), backend()))
+		p := r.Dial("in")
+		p.Say(strings.ReplaceAll(get, "\n", "\r\n"))
+		var got []string
+		for len(got) == 0 || got[len(got)-1] < "200" && len(got) < 4 {
+			code, _, _ := strings.Cut(strings.TrimPrefix(head(p), "HTTP/1.1 "), " ")
+			got = append(got, code)
+		}
+		if s := strings.Join(got, " "); s != want || asked.Load() != 1 || r.Counter("out", "retries") != 0 {
+			t.Errorf("%d: %q, asked %d times", status, s, asked.Load())
 		}
 	}
 }

@@ -16,10 +16,11 @@ func (v *server) Explain(s *stream.Session) (output int, says string) {
 	if err != nil {
 		return failed, err.Error()
 	}
-	says = fmt.Sprintf("shows a certificate that ends on %s", k.Leaf.NotAfter.UTC().Format(time.DateOnly))
+	which := "a certificate that"
 	if names := k.Leaf.DNSNames; len(names) > 0 {
-		says = fmt.Sprintf("shows the certificate of %s, which ends on %s", names[0], k.Leaf.NotAfter.UTC().Format(time.DateOnly))
+		which = "the certificate of " + names[0] + ", which"
 	}
+	says = fmt.Sprintf("shows %s ends on %s", which, k.Leaf.NotAfter.UTC().Format(time.DateOnly))
 	if c.ClientAuth == ctls.RequireAndVerifyClientCert {
 		says += "; the client has to show one, too"
 	}
