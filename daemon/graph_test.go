@@ -108,10 +108,11 @@ func TestNoAllocationOverAMillionPackets(t *testing.T) {
 	}
 }
 
-// TestIdle: an engine without work costs next to nothing, and says that it lives.
+// TestIdle: an engine without work makes no vector of nothing, and says that it lives
+// although nothing comes for longer than a loop may be silent.
 func TestIdle(t *testing.T) {
 	if testing.Short() {
-		t.Skip("short: measures for a second")
+		t.Skip("short: idles for seconds")
 	}
 	f := load(t)
 	d := &memDriver{}
@@ -124,13 +125,24 @@ func TestIdle(t *testing.T) {
 	}
 	defer func() { _ = dm.Stop(t.Context()) }()
 	time.Sleep(200 * time.Millisecond)
-	passes := dm.Stats()[0].Passes
-	time.Sleep(500 * time.Millisecond)
+	passes := dm.Stats()[0].Passes // which wakes the loops; health does not
+	time.Sleep(staleAfter)
+	// A machine that is too busy to run the loop once makes it sick for a moment.
+	well, sick := 0, error(nil)
+	const looks = 100
+	for range looks {
+		time.Sleep(staleAfter / looks)
+		if err := dm.Healthy(); err != nil {
+			sick = err
+		} else {
+			well++
+		}
+	}
+	if well < looks/2 {
+		t.Errorf("an idle daemon was healthy at %d of %d looks: %v", well, looks, sick)
+	}
 	if got := dm.Stats()[0].Passes; got != passes {
 		t.Errorf("%d vectors without a packet", got-passes)
-	}
-	if err := dm.Healthy(); err != nil {
-		t.Errorf("an idle daemon is not healthy: %v", err)
 	}
 	if err := dm.Ready(); err != nil {
 		t.Errorf("an idle daemon is not ready: %v", err)

@@ -157,13 +157,7 @@ func (d *demo) conserved(ctx context.Context) error {
 			if err != nil {
 				return err
 			}
-			got, gone = 0, 0
-			for _, name := range []string{"received_packets_total", "made_packets_total"} {
-				got += total(all, "lbgraph_"+name)
-			}
-			for _, name := range []string{"sent_packets_total", "dropped_packets_total", "kernel_packets_total", "held_packets"} {
-				gone += total(all, "lbgraph_"+name)
-			}
+			got, gone = account(all)
 			if got > 0 && got == gone {
 				break
 			}
@@ -173,7 +167,24 @@ func (d *demo) conserved(ctx context.Context) error {
 			case <-time.After(50 * time.Millisecond):
 			}
 		}
-		d.fact(got > 0 && got == gone, "%s: received + made %.0f = sent + dropped + to the kernel + held %.0f", b, got, gone)
+		d.accounted(b, got, gone)
 	}
 	return nil
+}
+
+// account answers how many packets came to a balancer or were made there, and how
+// many of them it says went or are held.
+func account(all []sample) (got, gone float64) {
+	for _, name := range []string{"received_packets_total", "made_packets_total"} {
+		got += total(all, "lbgraph_"+name)
+	}
+	for _, name := range []string{"sent_packets_total", "dropped_packets_total", "kernel_packets_total", "held_packets"} {
+		gone += total(all, "lbgraph_"+name)
+	}
+	return got, gone
+}
+
+// accounted states that both are the same.
+func (d *demo) accounted(balancer string, got, gone float64) {
+	d.fact(got > 0 && got == gone, "%s: received + made %.0f = sent + dropped + to the kernel + held %.0f", balancer, got, gone)
 }

@@ -4,10 +4,12 @@ import (
 	"bufio"
 	"context"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -34,7 +36,18 @@ func build(t *testing.T) (ctx context.Context, binary string) {
 	return ctx, binary
 }
 
-// nothingLeft fails the test when something of a demo is still there.
+// marked is a command of the program that bears a mark, as does all that it starts.
+func marked(ctx context.Context, binary string, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, binary, args...)
+	cmd.Env = append(os.Environ(), mark(binary))
+	return cmd
+}
+
+func mark(binary string) string { return "LBGRAPH_DEMO_TEST=" + binary }
+
+// nothingLeft fails the test when something of a demo is still there: namespaces and
+// with them interfaces, files, or a process of whatever program, of those that bear
+// the mark.
 func nothingLeft(t *testing.T, binary string) {
 	t.Helper()
 	for _, pattern := range []string{"/run/netns/" + prefix + "*", filepath.Join(os.TempDir(), prefix+"*")} {
@@ -42,16 +55,51 @@ func nothingLeft(t *testing.T, binary string) {
 			t.Errorf("left behind: %s", left)
 		}
 	}
-	if left := processes(t, binary); len(left) > 0 {
-		t.Errorf("still running: %s", left)
+	if left := processes(t, mark(binary)); len(left) > 0 {
+		t.Errorf("still running: %q", left)
 	}
+	// A namespace takes its interfaces with it, except those that were never in it.
+	interfaces, err := net.Interfaces()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, i := range interfaces {
+		if regexp.MustCompile(`^(client|uplink|balancer-\d+|backend\d+)$`).MatchString(i.Name) {
+			t.Errorf("left behind: interface %s", i.Name)
+		}
+	}
+}
+
+// TestNothingLeft: what nothingLeft looks with sees processes of other programs too,
+// while they live.
+func TestNothingLeft(t *testing.T) {
+	binary := t.TempDir()
+	cmd := exec.CommandContext(t.Context(), "sleep", "60")
+	cmd.Env = append(os.Environ(), mark(binary))
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	seen := func(want string) {
+		t.Helper()
+		got := ""
+		for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+			if got = strings.Join(processes(t, mark(binary)), ", "); got == want {
+				return
+			}
+		}
+		t.Errorf("%q is seen, want %q", got, want)
+	}
+	seen("sleep 60")
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait()
+	seen("")
 }
 
 // TestNetDemo: the demo of lb.hcl does and says all that it promises, in less than
 // a minute, and cleans up.
 func TestNetDemo(t *testing.T) {
 	ctx, binary := build(t)
-	cmd := exec.CommandContext(ctx, binary, "demo")
+	cmd := marked(ctx, binary, "demo")
 	cmd.Dir = "../.."
 	begun := time.Now()
 	b, err := cmd.CombinedOutput()
@@ -78,7 +126,7 @@ func TestNetDemo(t *testing.T) {
 		`UDP: 40 datagrams to 203\.0\.113\.80:7\n    ok    40 of 40 answered: ` + every,
 		`    ok    a datagram of 4000 bytes, in fragments, came back whole from web-`,
 		`    ok    a datagram of 1500 bytes .* was refused by ICMP: the path takes 1476\n`,
-		`20 MB each way; the client's link takes packets of 1500 bytes\n    ok    upload arrived whole .*\n    ok    download arrived whole`,
+		`20 MB each way; the client's link takes packets of 1500 bytes\n    ok    upload arrived whole .*\n    ok    download arrived whole.*\n    ok    it went past the balancers, which saw \d+ KB of acknowledgements\n`,
 		`(?m)^    node +packets +left by +dropped$`,
 		`(?m)^    ct +[1-9]\d* +hit [1-9]\d*, miss [1-9]`,
 		`(?m)^    gre +[1-9]\d* +next [1-9]`,
@@ -132,7 +180,7 @@ func TestNetDemoTells(t *testing.T) {
 	if err := os.WriteFile(file, idle.ReplaceAll(text, []byte("backend \"web-3\" {\n    $2\n    weight = 0\n  }")), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.CommandContext(ctx, binary, "demo", file)
+	cmd := marked(ctx, binary, "demo", file)
 	var out, errs strings.Builder
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	if err = cmd.Run(); cmd.ProcessState.ExitCode() != 3 || strings.Count(out.String(), "    WRONG all 3 backends answered\n") != 3 || !regexp.MustCompile(`3 of \d+ facts do not hold`).MatchString(errs.String()) {
@@ -146,7 +194,7 @@ func TestNetDemoInterrupted(t *testing.T) {
 	ctx, binary := build(t)
 	for _, at := range []string{"The network", "The backends", "HTTP:", "MB each way", "A balancer is killed", "A backend dies"} {
 		t.Run(at, func(t *testing.T) {
-			cmd := exec.CommandContext(ctx, binary, "demo", "lb.hcl")
+			cmd := marked(ctx, binary, "demo", "lb.hcl")
 			cmd.Dir = "../.."
 			out, err := cmd.StdoutPipe()
 			if err != nil {
@@ -176,17 +224,22 @@ func TestNetDemoInterrupted(t *testing.T) {
 	}
 }
 
-// processes answers the command lines of all processes that run binary.
-func processes(t *testing.T, binary string) (lines []string) {
+// processes answers the command lines of all processes with a variable in what they
+// were started with.
+func processes(t *testing.T, variable string) (lines []string) {
 	t.Helper()
-	dirs, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	dirs, err := filepath.Glob("/proc/[0-9]*")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, d := range dirs {
-		b, err := os.ReadFile(d)
-		if line := strings.ReplaceAll(string(b), "\x00", " "); err == nil && strings.HasPrefix(line, binary+" ") {
-			lines = append(lines, line)
+		env, err := os.ReadFile(filepath.Join(d, "environ"))
+		if err != nil || !slices.Contains(strings.Split(string(env), "\x00"), variable) {
+			continue
+		}
+		b, err := os.ReadFile(filepath.Join(d, "cmdline"))
+		if err == nil {
+			lines = append(lines, strings.ReplaceAll(strings.TrimSuffix(string(b), "\x00"), "\x00", " "))
 		}
 	}
 	return lines

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -237,5 +238,65 @@ func TestFacts(t *testing.T) {
 	d.fact(false, "%d is 2", 1)
 	if d.facts != 2 || len(d.broken) != 1 || d.broken[0] != "1 is 2" || !strings.Contains(said.String(), "WRONG 1 is 2") {
 		t.Errorf("%d facts, broken %q\n%s", d.facts, d.broken, said.String())
+	}
+}
+
+// TestWrongFigures: a figure that contradicts what is stated is marked, and what it
+// shows stands behind it.
+func TestWrongFigures(t *testing.T) {
+	before := []seen{{name: "a", answers: 3}, {name: "b", answers: 3, longest: time.Second}, {udp: true, name: "b", moves: 1, answers: 3}}
+	// flows answers what is known later of flows that went on well, but for what
+	// change does.
+	flows := func(change func(f []seen)) []seen {
+		f := slices.Clone(before)
+		for i := range f {
+			f[i].answers += 5
+		}
+		change(f)
+		return f
+	}
+	on := func(which func(i int) bool, change func(f []seen)) func(d *demo) {
+		return func(d *demo) { d.undisturbed(before, flows(change), which, " here") }
+	}
+	const stay = "    ok    each stayed on its backend\n"
+	for name, c := range map[string]struct {
+		state func(d *demo)
+		want  string
+	}{
+		"all went on": {on(all, func([]seen) {}), "    ok    2 connections and 1 UDP flows went on here: 15 requests answered, 0 connections broken\n" + stay},
+		"one broke": {on(all, func(f []seen) { f[1].err = io.EOF }),
+			"    WRONG 2 connections and 1 UDP flows went on here: 15 requests answered, 1 connections broken\n" + stay},
+		"none is answered": {on(all, func(f []seen) { copy(f, before) }),
+			"    WRONG 2 connections and 1 UDP flows went on here: 0 requests answered, 0 connections broken\n" + stay},
+		"one is on another": {on(all, func(f []seen) { f[0].name = "b" }),
+			"    ok    2 connections and 1 UDP flows went on here: 15 requests answered, 0 connections broken; 1 changed their backend\n    WRONG each stayed on its backend\n"},
+		"one was on another meanwhile": {on(all, func(f []seen) { f[2].moves += 2 }),
+			"    ok    2 connections and 1 UDP flows went on here: 15 requests answered, 0 connections broken; 1 changed their backend\n    WRONG each stayed on its backend\n"},
+		"others do not count": {on(func(i int) bool { return i == 0 }, func(f []seen) { f[1].err, f[2].name = io.EOF, "a" }),
+			"    ok    1 connections went on here: 5 requests answered, 0 connections broken\n" + stay},
+		"one waited, some were lost": {on(all, func(f []seen) { f[0].longest, f[2].lost = 1500*time.Millisecond, 4 }),
+			"    ok    2 connections and 1 UDP flows went on here: 15 requests answered, 0 connections broken; the longest waited 1.5 s; 4 datagrams were lost\n" + stay},
+		"past the balancers":     {func(d *demo) { d.past(100 << 10) }, "    ok    it went past the balancers, which saw 100 KB of acknowledgements\n"},
+		"by the balancers":       {func(d *demo) { d.past(bulk) }, "    WRONG it went past the balancers, which saw 20480 KB of acknowledgements\n"},
+		"all are accounted for":  {func(d *demo) { d.accounted("b1", 7, 7) }, "    ok    b1: received + made 7 = sent + dropped + to the kernel + held 7\n"},
+		"one is not":             {func(d *demo) { d.accounted("b1", 7, 6) }, "    WRONG b1: received + made 7 = sent + dropped + to the kernel + held 6\n"},
+		"there are none":         {func(d *demo) { d.accounted("b1", 0, 0) }, "    WRONG b1: received + made 0 = sent + dropped + to the kernel + held 0\n"},
+		"all answer":             {func(d *demo) { d.answered(map[string]int{"a": 3, "b": 1}, 4, nil) }, "    ok    4 of 4 answered: a 3, b 1\n    ok    all 2 backends answered\n"},
+		"one answer is missing":  {func(d *demo) { d.answered(map[string]int{"a": 2, "b": 1}, 4, io.EOF) }, "    WRONG 3 of 4 answered: a 2, b 1; EOF\n    ok    all 2 backends answered\n"},
+		"one backend is missing": {func(d *demo) { d.answered(map[string]int{"a": 4}, 4, nil) }, "    ok    4 of 4 answered: a 4\n    WRONG all 2 backends answered\n"},
+	} {
+		var said strings.Builder
+		d := &demo{Config: Config{Out: &said}, backends: make([]state.BackendSpec, 2)}
+		c.state(d)
+		if said.String() != c.want || len(d.broken) != strings.Count(c.want, "WRONG") {
+			t.Errorf("%s: broken %q, and it says\n%swant\n%s", name, d.broken, &said, c.want)
+		}
+	}
+	text := ""
+	for i, name := range []string{"received_packets_total", "made_packets_total", "sent_packets_total", "dropped_packets_total", "kernel_packets_total", "held_packets"} {
+		text += fmt.Sprintf("lbgraph_%s{core=\"0\"} %d\nlbgraph_%s{core=\"1\"} 100\n", name, 1<<i, name)
+	}
+	if got, gone := account(samples(text)); got != 203 || gone != 460 {
+		t.Errorf("%.0f came and %.0f went, of 203 and 460", got, gone)
 	}
 }
