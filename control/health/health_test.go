@@ -263,24 +263,41 @@ func TestHungProbeIsAFailure(t *testing.T) {
 	}
 }
 
-// TestMany: hundreds of targets by one scheduler, each probed about as often as
-// the interval says, never more at a time than allowed, and nothing stays behind.
+// TestMany: hundreds of targets by one scheduler, each probed again and again, but no
+// more often than the interval says although two pools have it, never more at a time
+// than allowed, and nothing stays behind.
 func TestMany(t *testing.T) {
 	before := runtime.NumGoroutine()
-	var active, most, total atomic.Int32
-	const n, parallel = 600, 32
+	var active, most atomic.Int32
+	const n, parallel, interval, often = 600, 32, 200 * time.Millisecond, 10
 	var addrs []netip.AddrPort
 	for i := range n {
 		addrs = append(addrs, netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 9, byte(i >> 8), byte(i)}), 80))
 	}
+	var mu sync.Mutex
+	probes := map[string]int{}
+	// fewest and most probes of a target, of those there are.
+	span := func() (fewest, most int) {
+		mu.Lock()
+		defer mu.Unlock()
+		fewest = probes[addrs[0].String()]
+		for _, a := range addrs {
+			k := probes[a.String()]
+			fewest, most = min(fewest, k), max(most, k)
+		}
+		return fewest, most
+	}
 	h := newHost(t, "c", addrs...)
+	begun := time.Now()
 	c := begin(t, h, func(c *Config) {
-		c.Interval, c.Timeout, c.Parallel = 200*time.Millisecond, 100*time.Millisecond, parallel
-	}, func(context.Context, string, string) (net.Conn, error) {
+		c.Interval, c.Timeout, c.Parallel = interval, interval/2, parallel
+	}, func(_ context.Context, _, at string) (net.Conn, error) {
+		mu.Lock()
+		probes[at]++
+		mu.Unlock()
 		most.Store(max(most.Load(), active.Add(1)))
 		time.Sleep(100 * time.Microsecond)
 		active.Add(-1)
-		total.Add(1)
 		a, b := net.Pipe()
 		_ = b.Close()
 		return a, nil
@@ -288,6 +305,24 @@ func TestMany(t *testing.T) {
 	for _, a := range addrs {
 		h.await(t, a, state.Healthy)
 	}
+	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		fewest, most := span()
+		// Intervals are jittered by a tenth at most; the first probe has none before it.
+		if bound := 1 + int(time.Since(begun)/(interval*9/10)); most > bound {
+			t.Fatalf("a target was probed %d times in %v, want %d at most", most, time.Since(begun), bound)
+		}
+		if fewest >= often {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("a target was probed %d times in a minute", fewest)
+		}
+	}
+	mu.Lock()
+	if len(probes) != n {
+		t.Errorf("%d targets were probed, of %d", len(probes), n)
+	}
+	mu.Unlock()
 	if m := most.Load(); m > parallel {
 		t.Errorf("%d probes at a time, want at most %d", m, parallel)
 	}

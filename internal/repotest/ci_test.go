@@ -9,9 +9,10 @@ import (
 	"testing"
 )
 
-// stub notes its name and arguments, and fails where it is told to.
+// stub notes its name and arguments, and for which architecture; and fails where it is
+// told to.
 const stub = `#!/bin/sh
-call="$(basename "$0") $*"
+call="${GOARCH:+GOARCH=$GOARCH }$(basename "$0") $*"
 echo "$call" >>"$CALLS"
 case $call in "make test"*) mkdir -p bin && echo total >bin/tests.total ;; esac
 case $call in "git status"*) printf '%s' "$STRAY" ;; *) echo "output of $call" ;; esac
@@ -35,7 +36,7 @@ func ci(t *testing.T, env ...string) (calls []string, out string, err error) {
 		}
 	}
 	cmd := exec.Command("bash", filepath.Join(dir, ".ci/run"))
-	cmd.Env = append(os.Environ(), "PATH="+filepath.Join(dir, "stubs")+":"+os.Getenv("PATH"), "CALLS="+calling, "FAIL=", "STRAY=")
+	cmd.Env = append(os.Environ(), "PATH="+filepath.Join(dir, "stubs")+":"+os.Getenv("PATH"), "CALLS="+calling, "FAIL=", "STRAY=", "GOARCH=")
 	cmd.Env = append(cmd.Env, env...)
 	b, err := cmd.CombinedOutput()
 	noted, _ := os.ReadFile(calling)
@@ -43,8 +44,9 @@ func ci(t *testing.T, env ...string) (calls []string, out string, err error) {
 }
 
 // TestCI: .ci/run installs, tests, shows the demo, lints, looks whether generated
-// files are current, runs every benchmark once and some fuzzing; and each of these
-// fails it.
+// files are current, builds for arm64 and tests there what has assembly, runs every
+// benchmark once, holds ratios against their bounds, and does some fuzzing; and each of
+// these fails it.
 func TestCI(t *testing.T) {
 	if _, err := exec.LookPath("bash"); err != nil {
 		t.Skip("missing: bash")
@@ -53,10 +55,14 @@ func TestCI(t *testing.T) {
 	if err != nil || !strings.Contains(out, "ci: all steps passed") || !strings.HasSuffix(out, "\ntotal\n") {
 		t.Fatalf("%v\n%s", err, out)
 	}
+	const assembly = " ./io/prefetch ./io/packet ./io/encap ./nodes/packet/parse ./nodes/packet/gre-encap"
+	const emulated = "GOARCH=arm64 go test -short -exec qemu-aarch64-static"
 	at := 0
 	for _, want := range []string{
 		"install test", "make test SUMFLAGS=-strict", "make demo", "make lint", "make gen", "git diff --stat --exit-code", "git status --porcelain",
-		"go build ./...", "go vet ./...", "go test -run ^$ -bench . -benchtime 1x -benchmem ./...", "fuzz 5s FuzzParse FuzzLoad FuzzReader", "make check",
+		"GOARCH=arm64 go build ./...", "GOARCH=arm64 go vet ./...",
+		emulated + assembly, emulated + " -run Oracle|Traffic|Misses ./bench", "go test -short -tags purego" + assembly,
+		"go test -run ^$ -bench . -benchtime 1x -benchmem ./...", "go run ./bench/figures -check", "fuzz 5s FuzzParse FuzzLoad FuzzReader", "make check",
 	} {
 		i := slices.Index(calls[at:], want)
 		if i < 0 {
