@@ -172,6 +172,31 @@ func TestFragmentMSSAndICMPFigures(t *testing.T) {
 	})
 }
 
+// TestToldApartFigures: packets to an address that is no VIP, and to a port that a VIP
+// does not have, are counted apart, at the node that found out.
+func TestToldApartFigures(t *testing.T) {
+	other := netip.MustParseAddr("8.8.8.8")
+	r := newRig(t, plain)
+	for i := range uint16(3) {
+		r.port.port.Inject(0, nodetest.TCP(t, nodetest.Client4, other, 1000+i, 80, nil))
+	}
+	for i := range uint16(2) {
+		r.port.port.Inject(0, nodetest.TCP(t, nodetest.Client4, vip80, 2000+i, 81, nil))
+	}
+	r.put(flows(t, 4))
+	out := func(output string) string {
+		return fmt.Sprintf(`lbgraph_node_output_packets_total{graph="edge",node="vip-classify",output=%q}`, output)
+	}
+	dropped := func(reason string) string {
+		return fmt.Sprintf(`lbgraph_dropped_packets_total{graph="edge",node="vip-classify",reason=%q}`, reason)
+	}
+	// A memory port leads to no kernel, to which what is for no VIP would go.
+	r.figures(map[string]float64{out("next"): 4, out("not_vip"): 3, dropped("wrong_port"): 2, dropped("no_punt"): 3})
+	if got := scrape(t, r.Daemon); got[out("wrong_port")] > 2 {
+		t.Errorf("%v by wrong_port", got[out("wrong_port")])
+	}
+}
+
 // TestVectorDurations: the time of one vector in 64 is in the histogram.
 func TestVectorDurations(t *testing.T) {
 	r := newRig(t, plain)

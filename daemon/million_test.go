@@ -97,7 +97,8 @@ func TestReloadOfAMillion(t *testing.T) {
 	}
 }
 
-// TestNetReloadUnderLoad: the same over AF_XDP, with twenty thousand packets a second.
+// TestNetReloadUnderLoad: the same over AF_XDP, with twenty thousand packets a second,
+// and with VIPs and backends that come and go.
 func TestNetReloadUnderLoad(t *testing.T) {
 	w := newWorld(t, 0)
 	path := t.TempDir() + "/lb.hcl"
@@ -161,9 +162,14 @@ func TestNetReloadUnderLoad(t *testing.T) {
 	begun := time.Now()
 	const reloads = 50
 	for i := range reloads {
-		plan, err := d.Reload(files[[]int{1, 2, 4, 0}[i%4]])
+		// Nodes that come and go, another argument, a backend, another VIP and none.
+		at := []int{1, 2, 4, 6, 5, 0}[i%6]
+		plan, err := d.Reload(files[at])
 		if err != nil {
 			t.Fatalf("%v: %v", plan, err)
+		}
+		if vips := len(d.Snapshot().VIPs); (vips > 1) != (at == 6) {
+			t.Errorf("file %d: %d VIPs are in force", at, vips)
 		}
 		time.Sleep(20 * time.Millisecond)
 	}

@@ -74,6 +74,9 @@ func TestOrder(t *testing.T) {
 	w.Parse(in)
 	frames := slices.Clone(w.V.Frame[:5])
 	w.Process(in)
+	if len(w.Passed) != len(frames) {
+		t.Fatalf("%d of %d frames were passed", len(w.Passed), len(frames))
+	}
 	for i, p := range w.Passed {
 		if p.Record.Frame != frames[i] {
 			t.Errorf("frame %d leaves as number %d", p.Record.Frame, i)
