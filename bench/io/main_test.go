@@ -401,7 +401,7 @@ func TestNetParts(t *testing.T) {
 			continue
 		}
 		for _, line := range lines {
-			if !strings.Contains(line, " 1 0 lost ") {
+			if !strings.Contains(line, " 1 0 lost ") || !strings.Contains(line, " p99.9-added-ns ") {
 				t.Errorf("%s\n%s", line, out.String())
 			}
 		}
