@@ -249,6 +249,7 @@ func TestLockOut(t *testing.T) {
 // that is long, or there is none, the time of a stop is prolonged each second all the
 // same.
 func TestPaceOfSigns(t *testing.T) {
+	t.Parallel() // it waits most of its time
 	l, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: "@lbgraph-pace-" + strconv.FormatInt(time.Now().UnixNano(), 36), Net: "unixgram"})
 	if err != nil {
 		t.Fatal(err)

@@ -35,6 +35,7 @@ func (r *rig) routes() (announced bool, why string) {
 // TestStandstillWithdraws: routes are withdrawn when a loop has not passed for a
 // second, and come back with it.
 func TestStandstillWithdraws(t *testing.T) {
+	t.Parallel() // it waits most of its time
 	r := newRig(t, with(speaker))
 	r.until("the VIP is announced", func() bool { ok, _ := r.routes(); return ok })
 	held, let := make(chan struct{}), make(chan struct{})
@@ -62,6 +63,7 @@ func TestStandstillWithdraws(t *testing.T) {
 // TestStandstillIsLogged: the log says when the node becomes sick and when it is well
 // again, once each, with or without routers that hear of it.
 func TestStandstillIsLogged(t *testing.T) {
+	t.Parallel() // it waits most of its time
 	r := newRig(t, plain)
 	stop, stopped := make(chan struct{}), make(chan struct{})
 	go func() {

@@ -314,6 +314,7 @@ func TestExplainRequest(t *testing.T) {
 
 // TestTopStreams: top has what came in the meantime, and nothing of before.
 func TestTopStreams(t *testing.T) {
+	t.Parallel() // it waits most of its time
 	r, b, _ := newShop(t)
 	c := r.dial("shop/in")
 	for range 5 {

@@ -134,6 +134,7 @@ func TestCounts(t *testing.T) {
 // A duration ends a closed loop, and at a fixed rate tells how many are due: all of
 // them are sent.
 func TestDuration(t *testing.T) {
+	t.Parallel() // it waits most of its time
 	s := newSite(t, nil)
 	c := base(s.URL)
 	c.Duration = 300 * time.Millisecond
@@ -157,6 +158,7 @@ func TestDuration(t *testing.T) {
 // A server that stands still once: at a fixed rate all that was due meanwhile waited
 // for it, and the percentiles say so; a closed loop shows the one request alone.
 func TestCoordinatedOmission(t *testing.T) {
+	t.Parallel() // it waits most of its time
 	const still = 800 * time.Millisecond
 	var once atomic.Bool
 	s := newSite(t, func(http.ResponseWriter, *http.Request) {
@@ -186,6 +188,7 @@ func TestCoordinatedOmission(t *testing.T) {
 
 // What a server is too slow for is told: due, not sent, and its wait counts.
 func TestNotSent(t *testing.T) {
+	t.Parallel() // it waits most of its time
 	release := make(chan struct{})
 	s := newSite(t, func(w http.ResponseWriter, r *http.Request) {
 		select {
@@ -361,6 +364,7 @@ func TestErrors(t *testing.T) {
 
 // A connection that the server closed while it was idle is opened again, without an error.
 func TestReopens(t *testing.T) {
+	t.Parallel() // it waits most of its time
 	addr := raw(t, func(w net.Conn, r *bufio.Reader) {
 		if head(r) {
 			_, _ = io.WriteString(w, "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n") // and closes without having said so
@@ -431,6 +435,7 @@ func TestTLS(t *testing.T) {
 
 // A server that dies under way: its end is counted, and the run ends at its bound.
 func TestServerDies(t *testing.T) {
+	t.Parallel() // it waits most of its time
 	s := newSite(t, nil)
 	c := base(s.URL)
 	c.Duration, c.Every = 500*time.Millisecond, 10*time.Millisecond

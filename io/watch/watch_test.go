@@ -259,6 +259,7 @@ func TestDirectoryAboveGoes(t *testing.T) {
 
 // TestPollWaits: what is being written is not looked at for the sake of polling.
 func TestPollWaits(t *testing.T) {
+	t.Parallel() // it waits most of its time
 	p := filepath.Join(t.TempDir(), "lb.hcl")
 	must(t, write(p, "x"))
 	var told atomic.Int64
@@ -330,7 +331,7 @@ func TestSettle(t *testing.T) {
 // Settle; after a single change Settle alone is waited for.
 func TestEndlessChange(t *testing.T) {
 	t.Parallel()
-	const settle = 1500 * time.Millisecond
+	const settle = 800 * time.Millisecond
 	p := filepath.Join(t.TempDir(), "lb.hcl")
 	must(t, write(p, "0"))
 	told := make(chan struct{}, 100)
@@ -480,6 +481,7 @@ func TestWithoutEvents(t *testing.T) {
 
 // TestOverflow: when the kernel could not keep all it had to tell, it is told of.
 func TestOverflow(t *testing.T) {
+	t.Parallel() // it waits most of its time
 	b, err := os.ReadFile("/proc/sys/fs/inotify/max_queued_events")
 	must(t, err)
 	most, err := strconv.Atoi(strings.TrimSpace(string(b)))

@@ -333,6 +333,7 @@ func TestTrailers(t *testing.T) {
 // Server-sent events: the head and every event at once, however slowly they come,
 // and whatever the framing.
 func TestEvents(t *testing.T) {
+	t.Parallel() // it waits most of its time
 	next := make(chan struct{})
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		w.Header().Set("Content-Type", "text/event-stream")

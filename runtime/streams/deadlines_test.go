@@ -39,65 +39,80 @@ func TestBodyTime(t *testing.T) {
 	// A second, and one more for 1000 bytes.
 	r := run(t, simple(in("body_timeout = \"1s\"\n body_rate = 1000"), s.addr()))
 	const least = 1900 * time.Millisecond
-	begun := time.Now()
-	p := dial(t, r.addr("in"))
-	p.send("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n")
-	go func(p *peer) {
-		for range 500 {
-			if _, err := p.Write([]byte("x")); err != nil {
-				return
+	part := func(t *testing.T, name string, f func(t *testing.T)) {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f(t)
+		})
+	}
+	t.Run("all", func(t *testing.T) {
+		part(t, "known length", func(t *testing.T) {
+			begun := time.Now()
+			p := dial(t, r.addr("in"))
+			p.send("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n")
+			go func(p *peer) {
+				for range 500 {
+					if _, err := p.Write([]byte("x")); err != nil {
+						return
+					}
+					time.Sleep(20 * time.Millisecond)
+				}
+			}(p)
+			if h := p.head(); !strings.HasPrefix(h, "HTTP/1.1 408 ") || time.Since(begun) < least || time.Since(begun) > 8*time.Second {
+				t.Errorf("%q after %v", h, time.Since(begun))
 			}
-			time.Sleep(20 * time.Millisecond)
-		}
-	}(p)
-	if h := p.head(); !strings.HasPrefix(h, "HTTP/1.1 408 ") || time.Since(begun) < least || time.Since(begun) > 8*time.Second {
-		t.Errorf("%q after %v", h, time.Since(begun))
-	}
-	_ = p.Close()
-	// Over HTTP/2.
-	begun = time.Now()
-	f := h2raw(t, r.addr("in"))
-	_ = f.headers(1, false, h2post("content-length", "1000")...)
-	ended := make(chan struct{})
-	go func() {
-		for i := 0; i < 500; i++ {
-			select {
-			case <-ended:
-				return
-			case <-time.After(20 * time.Millisecond):
-				_ = f.WriteData(1, false, []byte("x"))
+		})
+		part(t, "known length, HTTP/2", func(t *testing.T) {
+			begun := time.Now()
+			f := h2raw(t, r.addr("in"))
+			_ = f.headers(1, false, h2post("content-length", "1000")...)
+			ended := make(chan struct{})
+			go func() {
+				for i := 0; i < 500; i++ {
+					select {
+					case <-ended:
+						return
+					case <-time.After(20 * time.Millisecond):
+						_ = f.WriteData(1, false, []byte("x"))
+					}
+				}
+			}()
+			if s := f.status(1); s != "408" || time.Since(begun) < least || time.Since(begun) > 8*time.Second {
+				t.Errorf("HTTP/2: %s after %v", s, time.Since(begun))
 			}
+			close(ended)
+			_ = f.p.Close()
+		})
+		// The largest length there is does not overflow.
+		part(t, "largest length", func(t *testing.T) {
+			p := dial(t, r.addr("in"))
+			p.send("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9223372036854775807\r\n\r\nhello")
+			if !p.silent(1500 * time.Millisecond) {
+				t.Errorf("a body of 2^63 - 1 bytes: %q", p.head())
+			}
+			_ = p.Close()
+		})
+		// Unknown length: a piece every 100 ms for more than two seconds, then none.
+		for _, stops := range []bool{false, true} {
+			part(t, fmt.Sprintf("unknown length, stops %v", stops), func(t *testing.T) {
+				p := dial(t, r.addr("in"))
+				p.send("POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+				for range 24 {
+					p.send("1\r\nx\r\n")
+					time.Sleep(100 * time.Millisecond)
+				}
+				want := "HTTP/1.1 408 "
+				if !stops {
+					p.send("0\r\n\r\n")
+					want = "HTTP/1.1 200 "
+				}
+				if h := p.head(); !strings.HasPrefix(h, want) {
+					t.Errorf("unknown length, stops %v: %q", stops, h)
+				}
+				_ = p.Close()
+			})
 		}
-	}()
-	if s := f.status(1); s != "408" || time.Since(begun) < least || time.Since(begun) > 8*time.Second {
-		t.Errorf("HTTP/2: %s after %v", s, time.Since(begun))
-	}
-	close(ended)
-	// The largest length there is does not overflow.
-	p = dial(t, r.addr("in"))
-	p.send("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9223372036854775807\r\n\r\nhello")
-	if !p.silent(1500 * time.Millisecond) {
-		t.Errorf("a body of 2^63 - 1 bytes: %q", p.head())
-	}
-	_ = p.Close()
-	// Unknown length: a piece every 100 ms for more than two seconds, then none.
-	for _, stops := range []bool{false, true} {
-		p = dial(t, r.addr("in"))
-		p.send("POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
-		for range 24 {
-			p.send("1\r\nx\r\n")
-			time.Sleep(100 * time.Millisecond)
-		}
-		want := "HTTP/1.1 408 "
-		if !stops {
-			p.send("0\r\n\r\n")
-			want = "HTTP/1.1 200 "
-		}
-		if h := p.head(); !strings.HasPrefix(h, want) {
-			t.Errorf("unknown length, stops %v: %q", stops, h)
-		}
-		_ = p.Close()
-	}
+	})
 	r.quiet()
 }
 
@@ -119,29 +134,33 @@ func TestUploadTime(t *testing.T) {
 	})
 	const short, long, pause = "200ms", "30s", 1500 * time.Millisecond
 	for _, c := range []struct{ listen, proxy, want string }{{short, long, "200"}, {long, short, "408"}, {short, "0s", "408"}} {
-		r := run(t, simple(in(fmt.Sprintf("body_timeout = %q", c.listen))+out(fmt.Sprintf("upload_timeout = %q", c.proxy)), s.addr()))
-		p := dial(t, r.addr("in"))
-		p.send("POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n")
-		time.Sleep(pause)
-		p.send("0\r\n\r\n")
-		if h := p.head(); !strings.HasPrefix(h, "HTTP/1.1 "+c.want) {
-			t.Errorf("%+v: %q", c, h)
-		}
-		_ = p.Close()
-		f := h2raw(t, r.addr("in"))
-		_ = f.headers(1, false, h2post()...)
-		_ = f.WriteData(1, false, []byte("x"))
-		time.Sleep(pause)
-		_ = f.WriteData(1, true, nil)
-		if s := f.status(1); s != c.want {
-			t.Errorf("HTTP/2: %+v: %s", c, s)
-		}
-		r.quiet()
+		t.Run(fmt.Sprintf("%s, %s", c.listen, c.proxy), func(t *testing.T) {
+			t.Parallel()
+			r := run(t, simple(in(fmt.Sprintf("body_timeout = %q", c.listen))+out(fmt.Sprintf("upload_timeout = %q", c.proxy)), s.addr()))
+			p := dial(t, r.addr("in"))
+			p.send("POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n")
+			time.Sleep(pause)
+			p.send("0\r\n\r\n")
+			if h := p.head(); !strings.HasPrefix(h, "HTTP/1.1 "+c.want) {
+				t.Errorf("%+v: %q", c, h)
+			}
+			_ = p.Close()
+			f := h2raw(t, r.addr("in"))
+			_ = f.headers(1, false, h2post()...)
+			_ = f.WriteData(1, false, []byte("x"))
+			time.Sleep(pause)
+			_ = f.WriteData(1, true, nil)
+			if s := f.status(1); s != c.want {
+				t.Errorf("HTTP/2: %+v: %s", c, s)
+			}
+			r.quiet()
+		})
 	}
 }
 
 // The time of a body does not run out while its client waits for the backend's 100.
 func TestBodyTimeBehindContinue(t *testing.T) {
+	t.Parallel() // it waits most of its time
 	s := serve(t, func(p *peer) {
 		p.head()
 		time.Sleep(800 * time.Millisecond)
@@ -167,6 +186,7 @@ func TestBodyTimeBehindContinue(t *testing.T) {
 // A body of known length may pause, if only it is there in its time, also when it goes
 // through the kernel.
 func TestBodyMayPause(t *testing.T) {
+	t.Parallel() // it waits most of its time
 	const half = 2 << 20
 	s := serve(t, func(p *peer) {
 		p.head()
@@ -234,6 +254,7 @@ func TestResponseTime(t *testing.T) {
 
 // A backend that takes the connection and no handshake of TLS is a connect time-out.
 func TestHandshakeTime(t *testing.T) {
+	t.Parallel() // it waits most of its time
 	silent := serve(t, func(p *peer) { p.rest() })
 	r := run(t, simple(out("connect_timeout = \"150ms\"\n retries = 0\n tls {}"), silent.addr()))
 	p := dial(t, r.addr("in"))
@@ -247,47 +268,50 @@ func TestHandshakeTime(t *testing.T) {
 // something does, whichever way.
 func TestUpgradedIdle(t *testing.T) {
 	t.Parallel() // it waits most of its time
-	ended := make(chan time.Time, 1)
-	s := serve(t, func(p *peer) {
-		back := strings.Contains(p.head(), "GET /back")
-		p.send("HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n")
-		for range 20 {
-			time.Sleep(100 * time.Millisecond)
-			if back {
-				p.send("x")
-			}
-		}
-		p.rest()
-		ended <- time.Now()
-	})
-	r := run(t, simple(in("write_timeout = \"200ms\"\n idle_timeout = \"200ms\"")+out("idle_timeout = \"1500ms\"\n response_timeout = \"200ms\""), s.addr()))
 	for _, way := range []string{"/there", "/back"} {
-		p := dial(t, r.addr("in"))
-		p.send("GET " + way + " HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
-		if h := p.head(); !strings.HasPrefix(h, "HTTP/1.1 101 ") {
-			t.Fatalf("%q", h)
-		}
-		for range 20 {
-			if way == "/there" {
-				p.send("x")
-				time.Sleep(100 * time.Millisecond)
-			} else if got := p.read(1); got != "x" {
-				t.Fatalf("%s: %q", way, got)
+		t.Run(way, func(t *testing.T) {
+			t.Parallel()
+			ended := make(chan time.Time, 1)
+			s := serve(t, func(p *peer) {
+				back := strings.Contains(p.head(), "GET /back")
+				p.send("HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n")
+				for range 20 {
+					time.Sleep(100 * time.Millisecond)
+					if back {
+						p.send("x")
+					}
+				}
+				p.rest()
+				ended <- time.Now()
+			})
+			r := run(t, simple(in("write_timeout = \"200ms\"\n idle_timeout = \"200ms\"")+out("idle_timeout = \"1500ms\"\n response_timeout = \"200ms\""), s.addr()))
+			p := dial(t, r.addr("in"))
+			p.send("GET " + way + " HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
+			if h := p.head(); !strings.HasPrefix(h, "HTTP/1.1 101 ") {
+				t.Fatalf("%q", h)
 			}
-		}
-		last := time.Now()
-		select {
-		case at := <-ended:
-			if d := at.Sub(last); d < 700*time.Millisecond {
-				t.Errorf("%s: ended after %v", way, d)
+			for range 20 {
+				if way == "/there" {
+					p.send("x")
+					time.Sleep(100 * time.Millisecond)
+				} else if got := p.read(1); got != "x" {
+					t.Fatalf("%s: %q", way, got)
+				}
 			}
-		case <-time.After(10 * time.Second):
-			t.Errorf("%s: it stays", way)
-		}
-		if got := p.rest(); strings.Contains(got, "time-out") {
-			t.Errorf("%s: %q", way, got)
-		}
-		r.quiet()
+			last := time.Now()
+			select {
+			case at := <-ended:
+				if d := at.Sub(last); d < 700*time.Millisecond {
+					t.Errorf("%s: ended after %v", way, d)
+				}
+			case <-time.After(10 * time.Second):
+				t.Errorf("%s: it stays", way)
+			}
+			if got := p.rest(); strings.Contains(got, "time-out") {
+				t.Errorf("%s: %q", way, got)
+			}
+			r.quiet()
+		})
 	}
 }
 

@@ -22,6 +22,7 @@ func named(t testing.TB, name string) *httptest.Server {
 func addrOf(s *httptest.Server) string { return strings.TrimPrefix(s.URL, "http://") }
 
 func TestFirst(t *testing.T) {
+	t.Parallel() // it waits most of its time
 	a, b := named(t, "a"), named(t, "b")
 	r := run(t, simple("", addrOf(a), addrOf(b)))
 	count := map[string]int{}

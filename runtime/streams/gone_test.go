@@ -46,43 +46,46 @@ func TestClientGone(t *testing.T) {
 	} {
 		for _, reset := range []bool{false, true} {
 			name := fmt.Sprintf("%s, reset %v", c.name, reset)
-			gone := make(chan time.Time, 1)
-			s := serve(t, func(p *peer) {
-				p.head()
-				p.send(c.answer)
-				p.rest()
-				gone <- time.Now()
-			})
-			r := run(t, simple("", s.addr()))
-			n := uint64(0)
-			soon(t, name, func() time.Duration {
-				n++
-				p := dial(t, r.addr("in"))
-				p.send(c.request)
-				if c.answer != "" {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				gone := make(chan time.Time, 1)
+				s := serve(t, func(p *peer) {
 					p.head()
+					p.send(c.answer)
+					p.rest()
+					gone <- time.Now()
+				})
+				r := run(t, simple("", s.addr()))
+				n := uint64(0)
+				soon(t, name, func() time.Duration {
+					n++
+					p := dial(t, r.addr("in"))
+					p.send(c.request)
+					if c.answer != "" {
+						p.head()
+					}
+					time.Sleep(c.wait)
+					if reset {
+						_ = p.Conn.(*net.TCPConn).SetLinger(0)
+					}
+					left := time.Now()
+					_ = p.Close()
+					select {
+					case at := <-gone:
+						return at.Sub(left)
+					case <-time.After(5 * time.Second):
+						t.Fatalf("%s: not cancelled", name)
+					}
+					return 0
+				})
+				r.quiet()
+				if k := r.output("out", "client_gone"); k != n {
+					t.Errorf("%s: counted %d times, not %d", name, k, n)
 				}
-				time.Sleep(c.wait)
-				if reset {
-					_ = p.Conn.(*net.TCPConn).SetLinger(0)
+				if b := r.engine.Stats()[0].Backends[0]; b.Failures != 0 || b.Active != 0 {
+					t.Errorf("%s: the backend is blamed: %+v", name, b)
 				}
-				left := time.Now()
-				_ = p.Close()
-				select {
-				case at := <-gone:
-					return at.Sub(left)
-				case <-time.After(5 * time.Second):
-					t.Fatalf("%s: not cancelled", name)
-				}
-				return 0
 			})
-			r.quiet()
-			if k := r.output("out", "client_gone"); k != n {
-				t.Errorf("%s: counted %d times, not %d", name, k, n)
-			}
-			if b := r.engine.Stats()[0].Backends[0]; b.Failures != 0 || b.Active != 0 {
-				t.Errorf("%s: the backend is blamed: %+v", name, b)
-			}
 		}
 	}
 }
@@ -236,6 +239,7 @@ func TestHalfClosedClients(t *testing.T) {
 
 // Over TLS a side ends by a word of TLS, and the answer still comes.
 func TestHalfClosedTLS(t *testing.T) {
+	t.Parallel() // it waits most of its time
 	crt, key := certificate(t, t.TempDir(), "www", "a")
 	s := serve(t, func(p *peer) {
 		p.head()
@@ -283,6 +287,7 @@ func TestHalfClosedBeforeConnect(t *testing.T) {
 // A request that is cancelled while its backend is being connected to says nothing of
 // the backend.
 func TestCancelWhileConnecting(t *testing.T) {
+	t.Parallel() // it waits most of its time
 	r := run(t, simple(out("connect_timeout = \"20s\""), full(t)))
 	f := h2raw(t, r.addr("in"))
 	_ = f.headers(1, true, h2get...)
@@ -299,6 +304,7 @@ func TestCancelWhileConnecting(t *testing.T) {
 
 // A client that leaves while its backend is being connected to.
 func TestGoneWhileConnecting(t *testing.T) {
+	t.Parallel() // it waits most of its time
 	r := run(t, simple(out("connect_timeout = \"20s\""), full(t)))
 	n := uint64(0)
 	soon(t, "a client that leaves", func() time.Duration {

@@ -235,6 +235,7 @@ func TestHTTP2Pauses(t *testing.T) {
 
 // A stop lets requests of HTTP/2 end.
 func TestHTTP2Stop(t *testing.T) {
+	t.Parallel() // it waits most of its time
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		time.Sleep(300 * time.Millisecond)
 		fmt.Fprint(w, "ok")

@@ -198,6 +198,7 @@ func TestHTTP2Chatter(t *testing.T) {
 // A hundred requests at once on a connection, and no more; a head up to its limit, and
 // no larger.
 func TestHTTP2Bounds(t *testing.T) {
+	t.Parallel() // it waits most of its time
 	hold := make(chan struct{})
 	var now atomic.Int64
 	srv := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
@@ -340,6 +341,7 @@ func TestHTTP2Slowloris(t *testing.T) {
 // HTTP/2: one 100 (Continue), the backend's own, and none before; a refusal instead
 // of it; a backend that does not know of it gets the body all the same.
 func TestHTTP2Continue(t *testing.T) {
+	t.Parallel() // it waits most of its time
 	for _, version := range []string{"1.1", "2"} {
 		for _, c := range []struct{ name, want string }{
 			{"100", "103 100 200"}, {"refuses", "417"}, {"ignores", "100 200"},

@@ -280,6 +280,7 @@ node "route" "by" {
 
 // A line for every request and connection, with what the requirements name.
 func TestAccessLog(t *testing.T) {
+	t.Parallel() // it waits most of its time
 	file := filepath.Join(t.TempDir(), "access.log")
 	b := record(t, ok)
 	r := run(t, stream("main = [in, log, pick, out]", in("")+fmt.Sprintf("node \"access-log\" \"log\" { file = %q }\n", file)+pick, b.addr()))

@@ -156,6 +156,7 @@ var intended = map[string]string{
 }
 
 func TestDifferential(t *testing.T) {
+	t.Parallel() // it waits most of its time
 	const okAnswer = ok
 	cases := []struct{ name, request, answer string }{
 		{"plain", get, okAnswer},
@@ -187,62 +188,65 @@ func TestDifferential(t *testing.T) {
 		cases = append(cases, struct{ name, request, answer string }{"faulty head: " + c.name, c.request, okAnswer})
 	}
 	for _, c := range cases {
-		var seen [2]string
-		var got [2]string
-		for i := range 2 {
-			heads := make(chan string, 4)
-			s := serve(t, func(p *peer) {
-				h := p.head()
-				heads <- h
-				if strings.Contains(h, "Content-Length: 5") {
-					heads <- p.read(5)
-				} else if strings.Contains(h, "chunked") {
-					heads <- p.read(15)
-				}
-				p.send(c.answer)
-				_ = p.Conn.(*net.TCPConn).CloseWrite()
-			})
-			addr := ""
-			if i == 0 {
-				addr = run(t, simple("", s.addr())).addr("in")
-			} else {
-				u, _ := url.Parse("http://" + s.addr())
-				proxy := httptest.NewServer(&httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(u); r.Out.Host = r.In.Host }, ErrorLog: nil})
-				t.Cleanup(proxy.Close)
-				addr = addrOf(proxy)
-			}
-			p := dial(t, addr)
-			_ = p.SetDeadline(time.Now().Add(2 * time.Second))
-			p.send(c.request)
-			h := p.head()
-			if len(h) > 12 {
-				got[i] = h[9:12]
-			}
-			if got[i] == "200" && !strings.HasPrefix(c.request, "HEAD") {
-				if strings.Contains(h, "chunked") {
-					got[i] += p.read(7)[3:5]
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			var seen [2]string
+			var got [2]string
+			for i := range 2 {
+				heads := make(chan string, 4)
+				s := serve(t, func(p *peer) {
+					h := p.head()
+					heads <- h
+					if strings.Contains(h, "Content-Length: 5") {
+						heads <- p.read(5)
+					} else if strings.Contains(h, "chunked") {
+						heads <- p.read(15)
+					}
+					p.send(c.answer)
+					_ = p.Conn.(*net.TCPConn).CloseWrite()
+				})
+				addr := ""
+				if i == 0 {
+					addr = run(t, simple("", s.addr())).addr("in")
 				} else {
-					got[i] += p.read(2)
+					u, _ := url.Parse("http://" + s.addr())
+					proxy := httptest.NewServer(&httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(u); r.Out.Host = r.In.Host }, ErrorLog: nil})
+					t.Cleanup(proxy.Close)
+					addr = addrOf(proxy)
 				}
-			}
-			select {
-			case b := <-heads:
-				line, fields, _ := strings.Cut(b, "\r\n")
-				seen[i] = line
-				for _, f := range []string{"X-Hop", "X-Stay", "Content-Length", "Transfer-Encoding"} {
-					if strings.Contains(fields, f+":") {
-						seen[i] += " " + f
+				p := dial(t, addr)
+				_ = p.SetDeadline(time.Now().Add(2 * time.Second))
+				p.send(c.request)
+				h := p.head()
+				if len(h) > 12 {
+					got[i] = h[9:12]
+				}
+				if got[i] == "200" && !strings.HasPrefix(c.request, "HEAD") {
+					if strings.Contains(h, "chunked") {
+						got[i] += p.read(7)[3:5]
+					} else {
+						got[i] += p.read(2)
 					}
 				}
-			default:
+				select {
+				case b := <-heads:
+					line, fields, _ := strings.Cut(b, "\r\n")
+					seen[i] = line
+					for _, f := range []string{"X-Hop", "X-Stay", "Content-Length", "Transfer-Encoding"} {
+						if strings.Contains(fields, f+":") {
+							seen[i] += " " + f
+						}
+					}
+				default:
+				}
+				_ = p.Close()
 			}
-			_ = p.Close()
-		}
-		same := got[0] == got[1] && seen[0] == seen[1]
-		if why, known := intended[c.name]; !same && (!known || why == "") {
-			t.Errorf("%s: we answer %q and send %q; httputil answers %q and sends %q", c.name, got[0], seen[0], got[1], seen[1])
-		} else if same && known && why != "" {
-			t.Errorf("%s: no difference any more (%s)", c.name, why)
-		}
+			same := got[0] == got[1] && seen[0] == seen[1]
+			if why, known := intended[c.name]; !same && (!known || why == "") {
+				t.Errorf("%s: we answer %q and send %q; httputil answers %q and sends %q", c.name, got[0], seen[0], got[1], seen[1])
+			} else if same && known && why != "" {
+				t.Errorf("%s: no difference any more (%s)", c.name, why)
+			}
+		})
 	}
 }

@@ -22,6 +22,7 @@ import (
 
 // Nothing is asked again once a byte of an answer came; before, another backend is.
 func TestHalfAHead(t *testing.T) {
+	t.Parallel() // it waits most of its time
 	const expect = "PUT / HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\nab"
 	for _, c := range []struct {
 		name, request, answer, want string
@@ -111,48 +112,51 @@ func TestStopDrainsUpgrades(t *testing.T) {
 	upgrade := "GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
 	for name, listen := range map[string]string{"WebSocket": "", "TCP": "protocol = \"tcp\""} {
 		for _, ends := range []bool{true, false} {
-			r := run(t, simple(in(listen), s.addr()))
-			p := dial(t, r.addr("in"))
-			if name == "TCP" {
-				p.send("\r\n")
-			} else {
-				p.send(upgrade)
-				if h := p.head(); !strings.HasPrefix(h, "HTTP/1.1 101 ") {
-					t.Fatalf("%q", h)
+			t.Run(fmt.Sprintf("%s, ends %v", name, ends), func(t *testing.T) {
+				t.Parallel()
+				r := run(t, simple(in(listen), s.addr()))
+				p := dial(t, r.addr("in"))
+				if name == "TCP" {
+					p.send("\r\n")
+				} else {
+					p.send(upgrade)
+					if h := p.head(); !strings.HasPrefix(h, "HTTP/1.1 101 ") {
+						t.Fatalf("%q", h)
+					}
 				}
-			}
-			stopped := make(chan error, 1)
-			limit := 20 * time.Second
-			if !ends {
-				limit = 3 * time.Second
-			}
-			begun := time.Now()
-			go func() { stopped <- r.stop(limit) }()
-			for i := range 5 {
-				p.send("x")
-				if got := p.read(1); got != "x" {
-					t.Fatalf("%s, message %d while it stops: %q", name, i, got)
+				stopped := make(chan error, 1)
+				limit := 20 * time.Second
+				if !ends {
+					limit = 3 * time.Second
 				}
-				time.Sleep(50 * time.Millisecond)
-			}
-			if ends {
-				select {
-				case err := <-stopped:
-					t.Fatalf("%s: it has stopped over an open connection: %v", name, err)
-				default:
+				begun := time.Now()
+				go func() { stopped <- r.stop(limit) }()
+				for i := range 5 {
+					p.send("x")
+					if got := p.read(1); got != "x" {
+						t.Fatalf("%s, message %d while it stops: %q", name, i, got)
+					}
+					time.Sleep(50 * time.Millisecond)
 				}
-				_ = p.Close()
-				if err := <-stopped; err != nil {
-					t.Errorf("%s: %v", name, err)
+				if ends {
+					select {
+					case err := <-stopped:
+						t.Fatalf("%s: it has stopped over an open connection: %v", name, err)
+					default:
+					}
+					_ = p.Close()
+					if err := <-stopped; err != nil {
+						t.Errorf("%s: %v", name, err)
+					}
+					return
 				}
-				continue
-			}
-			if err := <-stopped; err == nil || time.Since(begun) < 2900*time.Millisecond {
-				t.Errorf("%s: %v after %v", name, err, time.Since(begun))
-			}
-			if got := p.rest(); strings.Contains(got, "time-out") {
-				t.Errorf("%s: %q", name, got)
-			}
+				if err := <-stopped; err == nil || time.Since(begun) < 2900*time.Millisecond {
+					t.Errorf("%s: %v after %v", name, err, time.Since(begun))
+				}
+				if got := p.rest(); strings.Contains(got, "time-out") {
+					t.Errorf("%s: %q", name, got)
+				}
+			})
 		}
 	}
 }
@@ -489,6 +493,7 @@ func TestProxyProtocolVersion2(t *testing.T) {
 
 // Idle connections to backends: so many of them, and no longer than so.
 func TestKeepalive(t *testing.T) {
+	t.Parallel() // it waits most of its time
 	for _, c := range []struct {
 		args string
 		want func(n float64) bool
@@ -704,6 +709,7 @@ func TestRetryCount(t *testing.T) {
 // A connection that waits for a request is let go when the engine stops, well within the
 // time of clients' patience.
 func TestStopEndsIdle(t *testing.T) {
+	t.Parallel() // it waits most of its time
 	b := serve(t, func(c *peer) {
 		for strings.HasPrefix(c.head(), "GET") {
 			c.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")

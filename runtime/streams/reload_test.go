@@ -155,6 +155,7 @@ func TestStopUnderLoad(t *testing.T) {
 
 // What is in flight ends; what does not end by the time given is cut off.
 func TestStopWaits(t *testing.T) {
+	t.Parallel() // it waits most of its time
 	come, hold := make(chan struct{}, 2), make(chan struct{})
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		come <- struct{}{}

@@ -156,6 +156,7 @@ func TestLost(t *testing.T) {
 // A pipe that nobody reads is told of at once; one whose reader stopped holds a stop up
 // for a moment only, and what was to be written counts as lost.
 func TestStuck(t *testing.T) {
+	t.Parallel() // it waits most of its time
 	pipe := filepath.Join(t.TempDir(), "pipe")
 	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
 		t.Fatal(err)
@@ -256,6 +257,7 @@ func TestReload(t *testing.T) {
 
 // A file that was moved away is opened anew; what cannot be is told at once.
 func TestMoved(t *testing.T) {
+	t.Parallel() // it waits most of its time
 	file := filepath.Join(t.TempDir(), "log")
 	r := nodetest.NewStage(t, "access-log", func(c *Config) { c.File = file })
 	write := func(path string) {
