@@ -239,6 +239,13 @@ type Logger interface {
 	Record(s *Session)
 }
 
+// A Keeper is a stage that gives sessions which pass it a Logger. The runtime has it do
+// so for requests that cannot be read, too, which pass no stage. Any number of
+// goroutines may call Keep at the same time.
+type Keeper interface {
+	Keep(s *Session)
+}
+
 // Choose sets the session's backend, which it counts for from now on.
 func (s *Session) Choose(b *Backend, p Picker) {
 	if s.Backend != nil {

@@ -112,7 +112,7 @@ func (x *exchange) serve(at place) (keep bool) {
 	x.req.Request, x.req.Proto, x.req.Responder = &x.head, 11, x
 	x.s.Req = &x.req
 	if err := x.read(); err != nil {
-		x.malformed(err)
+		x.malformed(at, err)
 		return false
 	}
 	x.s.Begun = stream.Now()
@@ -184,8 +184,9 @@ func (x *exchange) read() error {
 	return nil
 }
 
-// malformed answers a request that cannot be read. Whoever merely left gets nothing.
-func (x *exchange) malformed(err error) {
+// malformed answers a request that cannot be read, which would have gone on from a
+// place. Whoever merely left gets nothing.
+func (x *exchange) malformed(at place, err error) {
 	var fault *http1.Error
 	status := 0
 	switch {
@@ -204,7 +205,8 @@ func (x *exchange) malformed(err error) {
 	// Fields and method may be anything: the answer has a body in any case.
 	x.req.Request = nil
 	answer(&x.s, status)
-	x.c.unread(&x.s)
+	x.s.Out = x.written
+	x.c.unread(at, &x.s)
 	x.s.End()
 	x.linger()
 }

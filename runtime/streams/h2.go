@@ -202,7 +202,8 @@ func serveH2(w http.ResponseWriter, r *http.Request) {
 		c.requests.Add(1)
 		c.malformed.Add(1)
 		answer(&x.s, status)
-		c.unread(&x.s)
+		x.s.Out = x.written
+		c.unread(k.at, &x.s)
 		x.s.End()
 		return
 	}

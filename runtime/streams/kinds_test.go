@@ -333,6 +333,108 @@ func TestAccessLog(t *testing.T) {
 	}
 }
 
+// A request that cannot be read has a line in the log that all requests come to, and
+// none where they part before.
+func TestUnreadableIsLogged(t *testing.T) {
+	t.Parallel() // it waits most of its time
+	b := record(t, ok)
+	log := func(name string) (file, node string) {
+		file = filepath.Join(t.TempDir(), name)
+		return file, fmt.Sprintf("node \"access-log\" %q { file = %q }\n", name, file)
+	}
+	file, node := log("log")
+	const by = "node \"route\" \"by\" {\n rule \"a\" { path = [\"/a\"] }\n rule \"b\" {}\n}\n"
+	listen := in("header_timeout = \"150ms\"\n max_line = 100\n max_field = 300")
+	r := run(t, stream("main = [in, gate, log, by.a, pick, out]\n b = [by.b, pick]", listen+"node \"admit\" \"gate\" {}\n"+node+by+pick, b.addr()))
+	seen := 0
+	last := func() map[string]any {
+		t.Helper()
+		seen++
+		var lines []string
+		eventually(t, "the line is written", func() error {
+			all, _ := os.ReadFile(file)
+			if lines = strings.SplitAfter(string(all), "\n"); len(lines) != seen+1 {
+				return fmt.Errorf("%d lines, not %d", len(lines)-1, seen)
+			}
+			return nil
+		})
+		m := map[string]any{}
+		if err := json.Unmarshal([]byte(lines[seen-1]), &m); err != nil {
+			t.Fatal(err)
+		}
+		return m
+	}
+	check := func(name string, status float64, protocol any) {
+		t.Helper()
+		m := last()
+		for k, want := range map[string]any{"status": status, "listener": "in", "node": "in", "reason": "bad_request", "tries": 0.0, "protocol": protocol, "host": nil, "method": nil, "path": nil, "backend": nil} {
+			if m[k] != want {
+				t.Errorf("%s: %s is %v, want %v", name, k, m[k], want)
+			}
+		}
+		if e, _ := m["error"].(string); e == "" || m["time"] == nil || m["client"] == nil || m["bytes_out"] == 0.0 {
+			t.Errorf("%s: %v", name, m)
+		}
+	}
+	for _, c := range []struct {
+		name, request string
+		status        float64
+	}{
+		{"two lengths", "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", 400},
+		{"no request", "hello\r\n\r\n", 400},
+		{"half a head", "GET / HTTP/1.1\r\nHos", 408},
+		{"a long line", "GET /" + strings.Repeat("x", 200) + " HTTP/1.1\r\nHost: x\r\n\r\n", 414},
+		{"a long field", "GET / HTTP/1.1\r\nHost: x\r\nA: " + strings.Repeat("x", 400) + "\r\n\r\n", 431},
+	} {
+		p := dial(t, r.addr("in"))
+		p.send(c.request)
+		if h := p.head(); !strings.HasPrefix(h, fmt.Sprintf("HTTP/1.1 %.0f ", c.status)) {
+			t.Errorf("%s: %q", c.name, h)
+		}
+		_ = p.Close()
+		check(c.name, c.status, nil)
+	}
+	f := h2raw(t, r.addr("in"))
+	_ = f.headers(1, true, append(h2get[:8:8], "a", strings.Repeat("x", 400))...)
+	if s := f.status(1); s != "431" {
+		t.Errorf("HTTP/2: %s", s)
+	}
+	_ = f.p.Close()
+	check("HTTP/2", 431, "HTTP/2")
+	// Nobody who merely leaves.
+	p := dial(t, r.addr("in"))
+	p.send("GET / HT")
+	_ = p.Close()
+	p = dial(t, r.addr("in"))
+	p.get(get)
+	_ = p.Close()
+	if m := last(); m["status"] != 200.0 {
+		t.Errorf("%v", m)
+	}
+	r.quiet()
+	if n := r.counter("log", "lines"); n != uint64(seen) || r.node("log").Packets != 1 {
+		t.Errorf("%d lines, %d sessions", n, r.node("log").Packets)
+	}
+	// Logs behind a node where requests part have lines of theirs alone.
+	one, first := log("first")
+	two, second := log("second")
+	r = run(t, stream("main = [in, by.a, first, pick, out]\n b = [by.b, second, pick]", listen+by+first+second+pick, b.addr()))
+	for _, request := range []string{"hello\r\n\r\n", "GET /a HTTP/1.1\r\nHost: x\r\n\r\n", get} {
+		p := dial(t, r.addr("in"))
+		p.send(request)
+		p.head()
+		_ = p.Close()
+	}
+	for _, file := range []string{one, two} {
+		eventually(t, "each has its own", func() error {
+			if all, _ := os.ReadFile(file); strings.Count(string(all), "\n") != 1 || !strings.Contains(string(all), `"status":200`) {
+				return fmt.Errorf("%s", all)
+			}
+			return nil
+		})
+	}
+}
+
 // certificate writes a self-signed certificate for names.
 func certificate(t testing.TB, dir, name string, names ...string) (crt, key string) {
 	t.Helper()

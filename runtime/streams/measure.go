@@ -67,12 +67,36 @@ func (c *conn) over(route *node, s *stream.Session, w *way) {
 	}
 }
 
-// unread takes note of a request that could not be read.
-func (c *conn) unread(s *stream.Session) {
+// unread takes note of a request that could not be read, at the place from where it
+// would have gone on.
+func (c *conn) unread(at place, s *stream.Session) {
+	if log := c.enter(at).log(); log != nil {
+		log.Keep(s)
+	}
 	if w := c.engine.follow(c, s); w != nil {
 		w.tell(s, s.Begun)
 	}
 	if n := c.block.prog.Load().byName[c.client.Listener]; n != nil {
 		n.of[outcome(s)].Add(1)
 	}
+}
+
+// log answers the log that all sessions come to which come to n; nil if there is none,
+// or they part before.
+func (n *node) log() stream.Keeper {
+	for n != nil {
+		if k, is := n.stage.(stream.Keeper); is {
+			return k
+		}
+		var to *node
+		for i := range n.outs {
+			if x := n.outs[i].to; x != nil && to != nil && x != to {
+				return nil
+			} else if x != nil {
+				to = x
+			}
+		}
+		n = to
+	}
+	return nil
 }

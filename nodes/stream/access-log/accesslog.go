@@ -145,10 +145,15 @@ func (l *logger) Gauges() map[string]float64 {
 
 // Serve is part of stream.Stage.
 func (l *logger) Serve(_ context.Context, s *stream.Session) (int, error) {
+	l.Keep(s)
+	return 0, nil
+}
+
+// Keep is part of stream.Keeper.
+func (l *logger) Keep(s *stream.Session) {
 	if l.c.Sample == 1 || l.seen.Add(1)%uint64(l.c.Sample) == 0 {
 		s.Log = l.sink
 	}
-	return 0, nil
 }
 
 var lines = sync.Pool{New: func() any { b := make([]byte, 0, 768); return &b }}
@@ -272,9 +277,11 @@ func appendRecord(b []byte, s *stream.Session, wall time.Time, now int64) []byte
 		b = appendString(b, []byte(s.Client.ServerName))
 	}
 	if r := s.Req; r != nil {
-		b = append(b, `,"protocol":"HTTP/`...)
-		b = append(b, map[int]string{10: "1.0", 11: "1.1", 20: "2"}[r.Proto]...)
-		b = append(b, '"')
+		if r.Request != nil || r.Proto == 20 { // what cannot be read says nothing of its version
+			b = append(b, `,"protocol":"HTTP/`...)
+			b = append(b, map[int]string{10: "1.0", 11: "1.1", 20: "2"}[r.Proto]...)
+			b = append(b, '"')
+		}
 		if r.Request != nil {
 			b = append(b, `,"host":`...)
 			b = appendString(b, r.Host.In(r.Buf))

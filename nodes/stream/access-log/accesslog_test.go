@@ -104,7 +104,7 @@ func TestRecord(t *testing.T) {
 	// One whose head could not be read.
 	c.Req = &stream.Request{Proto: 11}
 	c.Status = 400
-	if got := string(appendRecord(nil, c, wall, 5e9)); !strings.Contains(got, `"protocol":"HTTP/1.1","status":400,`) {
+	if got := string(appendRecord(nil, c, wall, 5e9)); !strings.Contains(got, `"listener":"in","status":400,`) {
 		t.Errorf("%s", got)
 	}
 }
