@@ -107,9 +107,8 @@ func TestDiffForgetsNothing(t *testing.T) {
 	}
 }
 
-// TestDiffOfControls: a kind that does not change while it runs needs a restart where a
-// block of it changes, comes or goes.
-func TestDiffOfControls(t *testing.T) {
+// Kinds of controls that change while they run, and that do not.
+func init() {
 	type config struct {
 		N int `hcl:"n,optional"`
 	}
@@ -119,6 +118,11 @@ func TestDiffOfControls(t *testing.T) {
 			Control: func(config, *graph.Env) (graph.Control, error) { return nil, nil },
 		})
 	}
+}
+
+// TestDiffOfControls: a kind that does not change while it runs needs a restart where a
+// block of it changes, comes or goes.
+func TestDiffOfControls(t *testing.T) {
 	parse := func(text string) *graph.File {
 		t.Helper()
 		f, diags := lang.LoadBytes("lb.hcl", []byte(text), lang.Options{})

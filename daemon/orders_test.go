@@ -371,9 +371,8 @@ func (opener) Process(_ *packet.Vector, in packet.Lanes, out []packet.Lanes) { o
 
 func (opener) Close() error { opened.Add(-1); return nil }
 
-// TestReloadUndoesItsGraph: nodes that were built for a graph that is not taken are
-// closed, and told of no snapshot any more.
-func TestReloadUndoesItsGraph(t *testing.T) {
+// Kinds are registered once a process, however often tests run in it.
+func init() {
 	graph.Register(graph.Def[struct{}]{
 		Kind: "test-opener", Summary: "counts what of it is open", Outputs: []graph.Output{{Name: "next", Doc: "all packets"}},
 		Packets: func(_ struct{}, env *graph.Env) (graph.Maker, error) {
@@ -381,6 +380,11 @@ func TestReloadUndoesItsGraph(t *testing.T) {
 			return func(graph.Core) (graph.Node, error) { opened.Add(1); return opener{}, nil }, nil
 		},
 	})
+}
+
+// TestReloadUndoesItsGraph: nodes that were built for a graph that is not taken are
+// closed, and told of no snapshot any more.
+func TestReloadUndoesItsGraph(t *testing.T) {
 	r := newRig(t, plain)
 	r.write(strings.Replace(strings.Replace(plain, "gre, tx]", "gre, opener, tx]", 1), `  node "xdp-tx"`, "  node \"test-opener\" \"opener\" {}\n  node \"xdp-tx\"", 1))
 	r.latch = func(step string) error {
