@@ -122,7 +122,7 @@ func atRest(t testing.TB, d *Daemon) {
 	t.Helper()
 	for i := range d.Stats() {
 		var err error
-		for end := time.Now().Add(2 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		for end := time.Now().Add(30 * time.Second); ; time.Sleep(5 * time.Millisecond) {
 			s := d.Stats()[i]
 			if err = s.CheckConservation(); err == nil || time.Now().After(end) {
 				break

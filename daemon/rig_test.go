@@ -118,7 +118,7 @@ func (r *rig) write(text string) {
 // until waits for something that takes a moment.
 func (r *rig) until(what string, ok func() bool) {
 	r.t.Helper()
-	for end := time.Now().Add(10 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
+	for end := time.Now().Add(time.Minute); !ok(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(end) {
 			r.t.Fatalf("%s: it does not come to that; the log says %v", what, r.said())
 		}
@@ -193,7 +193,7 @@ func (r *rig) traffic(frames [][]byte) *traffic {
 			}
 			r.port.port.Inject(0, frames...)
 			x.injected += len(frames)
-			for end := time.Now().Add(5 * time.Second); x.came < x.injected && time.Now().Before(end); {
+			for end := time.Now().Add(time.Minute); x.came < x.injected && time.Now().Before(end); {
 				x.collect()
 			}
 			x.longest = max(x.longest, time.Since(last))

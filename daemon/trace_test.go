@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -188,24 +189,37 @@ func TestTrace(t *testing.T) {
 	}
 }
 
-// sample runs a Sample and answers what it found, after act.
+// begun is a context that says when somebody waits for its end: a Sample does so once it
+// watches.
+type begun struct {
+	context.Context
+	once sync.Once
+	at   chan struct{}
+}
+
+func (b *begun) Done() <-chan struct{} {
+	b.once.Do(func() { close(b.at) })
+	return b.Context.Done()
+}
+
+// sample runs a Sample and answers what it found, after act, at whose end all packets
+// have gone their way.
 func (r *rig) sample(f admin.Filter, act func()) (all []admin.Traced, err error) {
 	r.t.Helper()
-	ctx, cancel := context.WithCancel(r.t.Context())
+	inner, cancel := context.WithCancel(r.t.Context())
 	defer cancel()
-	done := make(chan struct{})
+	ctx, done := &begun{Context: inner, at: make(chan struct{})}, make(chan struct{})
 	go func() {
 		defer close(done)
 		err = r.Sample(ctx, f, func(t admin.Traced) { all = append(all, t) })
 	}()
-	time.Sleep(50 * time.Millisecond) // it watches now
-	act()
 	select {
+	case <-ctx.at:
+		act()
+		cancel() // what was seen until now is told
 	case <-done:
-	case <-time.After(300 * time.Millisecond):
-		cancel()
-		<-done
 	}
+	<-done
 	return all, err
 }
 
@@ -274,7 +288,11 @@ func TestSample(t *testing.T) {
 	cut := bytes.Clone(whole)
 	cut[14+6], cut[14+10], cut[14+11] = 0, 0, 0
 	binary.BigEndian.PutUint16(cut[14+10:], checksum(cut[14:34]))
-	all, err = r.sample(admin.Filter{Count: 2, Protocol: "udp"}, func() { r.port.port.Inject(0, whole, cut) })
+	all, err = r.sample(admin.Filter{Count: 2, Protocol: "udp"}, func() {
+		was := r.Stats()[0]
+		r.port.port.Inject(0, whole, cut)
+		r.until("both have gone", func() bool { s := r.Stats()[0]; return s.Received == was.Received+2 && s.Sent == was.Sent+3 })
+	})
 	if err != nil || len(all) != 2 {
 		t.Fatal(len(all), err)
 	}

@@ -132,7 +132,10 @@ func TestSampleJumbo(t *testing.T) {
 		payload[i] = byte(i / 13)
 	}
 	long := nodetest.TCP(t, nodetest.Client4, vip80, 9, 80, func(h *layers.TCP) { h.ACK = true }, payload...)
-	all, err := r.sample(admin.Filter{Count: 1}, func() { d.port.Inject(0, long) })
+	all, err := r.sample(admin.Filter{Count: 1}, func() {
+		d.port.Inject(0, long)
+		r.until("it is sent", func() bool { return r.Stats()[0].Sent == 1 })
+	})
 	if err != nil || len(all) != 1 || len(all[0].After) != 1 {
 		t.Fatalf("%d packets, %v", len(all), err)
 	}
