@@ -271,9 +271,10 @@ bgp {
 		_, out, _ := s.run("status")
 		return regexp.MustCompile(`(?m)^  `+regexp.QuoteMeta(open)+` +HEALTHY `).MatchString(out) && regexp.MustCompile(`(?m)^  `+regexp.QuoteMeta(shut)+` +UNHEALTHY .*refused`).MatchString(out)
 	})
-	s.until("the VIP is announced", func() bool {
+	// The router is not there: only a session makes an announcement.
+	s.until("the VIP would be announced", func() bool {
 		_, out, _ := s.run("status")
-		return regexp.MustCompile(`(?m)^bgp, AS 65001\n  tor +127\.0\.0\.9 +\w+ +0 routes`).MatchString(out) && regexp.MustCompile(`(?m)^  203\.0\.113\.80/32 +announced`).MatchString(out)
+		return regexp.MustCompile(`(?m)^bgp, AS 65001\n  tor +127\.0\.0\.9 +\w+ +0 routes`).MatchString(out) && regexp.MustCompile(`(?m)^  203\.0\.113\.80/32 +not announced: no session is up$`).MatchString(out)
 	})
 }
 

@@ -169,9 +169,9 @@ func details(b *strings.Builder, all map[string]any) {
 				LastError            string `json:"last_error"`
 			} `json:"peers"`
 			VIPs []struct {
-				Route     string
-				Announced bool
-				Why       string
+				Route   string
+				Routers int
+				Why     string
 			} `json:"vips"`
 		}
 		if again(x, &bgp) {
@@ -184,8 +184,8 @@ func details(b *strings.Builder, all map[string]any) {
 				fmt.Fprintf(t, "  %s\t%s\t%s\t%s\t%s\n", p.Name, p.Address, p.State, plural(int(p.Announced), "route"), p.LastError)
 			}
 			for _, v := range bgp.VIPs {
-				word := "announced"
-				if !v.Announced {
+				word := "announced to " + plural(v.Routers, "router")
+				if v.Routers == 0 {
 					word = "not announced: " + v.Why
 				}
 				fmt.Fprintf(t, "  %s\t%s\n", v.Route, word)

@@ -21,12 +21,13 @@ bgp {
 }
 `
 
-// routes is what BGP does with the VIP, and why it is withheld.
+// routes tells whether BGP would announce the VIP if a session were up, and why it is
+// withheld.
 func (r *rig) routes() (announced bool, why string) {
 	for _, c := range r.running() {
 		if x, ok := c.Control.(*bgp.Control); ok {
 			s := x.Status()
-			return len(s.VIPs) == 1 && s.VIPs[0].Announced, s.Withheld
+			return len(s.VIPs) == 1 && s.VIPs[0].Why == bgp.NoSession, s.Withheld
 		}
 	}
 	return false, "there is no BGP"

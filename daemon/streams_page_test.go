@@ -411,6 +411,10 @@ func TestStreamPage(t *testing.T) {
 	c = r.dial("shop/in")
 	c.ask(get("/ok", "web.example", closing), 503)
 	c.rest()
+	// Who was refused is gone a moment after the client sees it.
+	r.until("four are open", func() bool {
+		return scrape(t, r.Daemon)[`lbgraph_stream_listener_open_connections{listener="in",stream="shop"}`] == 4
+	})
 	busy := scrape(t, r.Daemon)
 	for series, want := range map[string]float64{
 		`lbgraph_stream_node_value{node="admit",stream="shop",value="in_flight"}`:             2,

@@ -60,8 +60,8 @@ type Control struct {
 	withheld  string                // why nothing at all is announced
 	announced map[netip.Prefix]bool // what the speaker was told
 	decided   *state.Snapshot       // what vips stands for; nil if it is to be found anew
-	vips      []VIPStatus
-	told      time.Time // when a router had a route of ours last
+	vips      []VIPStatus           // as if every router had a session
+	told      time.Time             // when a router had a route of ours last
 	rules     []rule
 	slow      time.Time // of the next look at what changes slowly
 	recount   bool
@@ -555,7 +555,7 @@ func (c *Control) tell(now time.Time) {
 	c.recount = c.recount || len(gone)+len(come) > 0
 	c.vips = make([]VIPStatus, len(all))
 	for i, d := range all {
-		c.vips[i] = VIPStatus{d.Prefix, d.VIPs, c.announced[d.Prefix], d.Why}
+		c.vips[i] = VIPStatus{Route: d.Prefix, VIPs: d.VIPs, Announced: c.announced[d.Prefix], Why: d.Why}
 	}
 }
 

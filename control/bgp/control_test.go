@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -666,6 +667,86 @@ func TestControlReconfigure(t *testing.T) {
 			r.expect("at last", web6+" "+web4)
 		})
 	})
+}
+
+// A route is announced when a router has a session over which it goes, and to as many
+// as have.
+func TestControlRouters(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, twoPeers, open())
+		r.addrs.set("192.0.2.1", "")
+		says := func(when, want string) {
+			t.Helper()
+			synctest.Wait()
+			var all []string
+			for _, v := range r.Status().VIPs {
+				if v.Announced != (v.Routers > 0) {
+					t.Errorf("%s: %+v", when, v)
+				}
+				all = append(all, strings.TrimSpace(fmt.Sprint(v.Route, " ", v.Routers, " ", v.Why)))
+			}
+			slices.Sort(all)
+			if got := strings.Join(all, "; "); got != want {
+				t.Errorf("%s: %s, want %s", when, got, want)
+			}
+			metrics := map[string]float64{}
+			for _, v := range r.Status().VIPs {
+				metrics[v.Route.String()] = float64(min(v.Routers, 1))
+			}
+			if got := routeMetrics(t, r.Control); !maps.Equal(got, metrics) {
+				t.Errorf("%s: the metrics are %v, want %v", when, got, metrics)
+			}
+		}
+		up := func(addr netip.Addr) {
+			for _, p := range []phase{active, openSent, openConfirm, established} {
+				r.fake.tell(event{peer: addr, phase: p})
+			}
+		}
+		r.run(func() {
+			says("no session", web6+" 0 no session is up; "+web4+" 0 no session is up")
+			up(r1)
+			says("one session, over IPv4", web6+" 0 no router that has a session has an IPv6 next hop; "+web4+" 1")
+			r.addrs.set("192.0.2.1", "2001:db8::1")
+			time.Sleep(slowPeriod)
+			says("an IPv6 address came", web6+" 1; "+web4+" 1")
+			r.fake.comeUp(r2)
+			time.Sleep(time.Minute)
+			says("two sessions", web6+" 2; "+web4+" 2")
+			r.host.set("sick")
+			time.Sleep(healthPeriod)
+			says("withheld", web6+" 0 sick; "+web4+" 0 sick")
+			r.host.set("")
+			time.Sleep(healthPeriod)
+			says("well again", web6+" 2; "+web4+" 2")
+			r.fake.tell(event{peer: r1, phase: idle})
+			says("one left", web6+" 1; "+web4+" 1")
+			r.fake.mu.Lock()
+			r.fake.dial = nil
+			r.fake.mu.Unlock()
+			r.fake.tell(event{peer: r2, phase: idle})
+			says("both left", web6+" 0 no session is up; "+web4+" 0 no session is up")
+		})
+	})
+}
+
+// routeMetrics answers what the collector says of routes.
+func routeMetrics(t *testing.T, c prometheus.Collector) map[string]float64 {
+	t.Helper()
+	registry := prometheus.NewPedanticRegistry()
+	registry.MustRegister(c)
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[string]float64{}
+	for _, f := range families {
+		for _, m := range f.Metric {
+			if f.GetName() == "lbgraph_bgp_route_announced" {
+				all[m.Label[0].GetValue()] = m.Gauge.GetValue()
+			}
+		}
+	}
+	return all
 }
 
 // Next hops are of the route's family: the session's address, one beside it, or what

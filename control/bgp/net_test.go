@@ -226,6 +226,11 @@ func TestNetPeers(t *testing.T) {
 		}
 		return nil
 	})
+	for _, v := range n.do(command{}).Status.VIPs {
+		if !v.Announced || v.Routers != 3 || v.Why != "" {
+			t.Errorf("with three sessions: %+v", v)
+		}
+	}
 	for own, others := range map[string][]router{birdOwn: {routers[1], routers[2]}, frrOwn: {routers[0], routers[2]}} {
 		for _, r := range others {
 			if got, ok := r.heard(own); ok {

@@ -2,6 +2,7 @@ package bgp
 
 import (
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -50,15 +51,50 @@ type PeerStatus struct {
 
 // VIPStatus is an address that VIPs have.
 type VIPStatus struct {
-	Route     netip.Prefix `json:"route"`
-	VIPs      []string     `json:"vips"`
-	Announced bool         `json:"announced"`
-	Why       string       `json:"why,omitempty"` // it is not announced
+	Route netip.Prefix `json:"route"`
+	VIPs  []string     `json:"vips"`
+	// Announced: at least one router is told of it.
+	Announced bool `json:"announced"`
+	// Routers is how many: those with a session, if a next hop of its family is known.
+	Routers int    `json:"routers"`
+	Why     string `json:"why,omitempty"` // it is not announced
+}
+
+// NoSession is why routes that are fit for it are not announced while no session is up.
+const NoSession = "no session is up"
+
+// reach says to how many routers routes go, and why to none.
+func (c *Control) reach() []VIPStatus {
+	all := slices.Clone(c.vips)
+	for i := range all {
+		v := &all[i]
+		if !v.Announced {
+			continue
+		}
+		family, name := 0, "IPv4"
+		if v.Route.Addr().Is6() {
+			family, name = 1, "IPv6"
+		}
+		v.Why = NoSession
+		for _, p := range c.peers {
+			switch {
+			case p.phase != established:
+			case p.hops[family].IsValid():
+				v.Routers++
+			default:
+				v.Why = "no router that has a session has an " + name + " next hop"
+			}
+		}
+		if v.Announced = v.Routers > 0; v.Announced {
+			v.Why = ""
+		}
+	}
+	return all
 }
 
 // report publishes the status.
 func (c *Control) report(now time.Time) {
-	s := &Status{ASN: c.cfg.ASN, RouterID: c.routerID.String(), Drained: c.drained.Load(), Withheld: c.withheld, VIPs: c.vips}
+	s := &Status{ASN: c.cfg.ASN, RouterID: c.routerID.String(), Drained: c.drained.Load(), Withheld: c.withheld, VIPs: c.reach()}
 	for _, p := range c.peers {
 		x := PeerStatus{
 			Name: p.name, Address: p.address, ASN: p.asn, State: p.phase.String(), Announced: p.announced, Received: p.received, LastError: p.fault,
@@ -113,7 +149,7 @@ var (
 	peerReceived  = desc("peer_received_routes", "Routes that a router sends, which are not used.", "peer")
 	peerSessions  = desc("peer_sessions_total", "Sessions that were established.", "peer")
 	peerFailures  = desc("peer_failures_total", "Attempts and sessions that failed.", "peer")
-	routeUp       = desc("route_announced", "1 while a route is announced.", "route")
+	routeUp       = desc("route_announced", "1 while a route is announced: at least one router with a session is told of it.", "route")
 	withheld      = desc("withheld", "1 while nothing at all is announced: drained, not healthy, or not warm yet.")
 
 	_ prometheus.Collector = (*Control)(nil)
