@@ -880,7 +880,7 @@ lbgraph_bgp_peer_enabled{peer="r2"} 1
 lbgraph_bgp_peer_up{peer="off"} 0
 lbgraph_bgp_peer_up{peer="r1"} 1
 lbgraph_bgp_peer_up{peer="r2"} 0
-# HELP lbgraph_bgp_route_announced 1 while a route is announced.
+# HELP lbgraph_bgp_route_announced 1 while a route is announced: at least one router with a session is told of it.
 # TYPE lbgraph_bgp_route_announced gauge
 lbgraph_bgp_route_announced{route="2001:db8:80::1/128"} 1
 lbgraph_bgp_route_announced{route="203.0.113.80/32"} 1

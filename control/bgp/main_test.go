@@ -274,7 +274,7 @@ func (n *node) peer(name string) PeerStatus {
 func (n *node) up(names ...string) {
 	n.t.Helper()
 	for _, name := range names {
-		eventually(n.t, 10*time.Second, func() error {
+		eventually(n.t, patience, func() error {
 			if p := n.peer(name); p.State != "Established" {
 				return fmt.Errorf("session with %s: %s, %s", name, p.State, p.LastError)
 			}

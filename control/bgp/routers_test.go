@@ -13,7 +13,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/lbgraph/lbgraph/io/netnstest"
 )
@@ -105,7 +104,7 @@ func (b *bird) start() {
 	b.cmd = exec.Command("bird", "-f", "-c", filepath.Join(b.dir, "bird.conf"), "-s", b.socket(), "-P", filepath.Join(b.dir, "pid"))
 	b.cmd.Stderr = os.Stderr
 	b.ns.Start(b.cmd)
-	eventually(b.t, 5*time.Second, func() error {
+	eventually(b.t, patience, func() error {
 		_, err := os.Stat(b.socket())
 		return err
 	})
@@ -211,7 +210,7 @@ func newFRR(t testing.TB, ns *netnstest.NS, conf string) *frr {
 			"-z", filepath.Join(f.dir, "zserv"), "--vty_socket", f.dir, "-P", "0", "--log", "file:" + filepath.Join(f.dir, "log"),
 		}, args...)...)
 		ns.Start(cmd)
-		eventually(t, 10*time.Second, func() error {
+		eventually(t, patience, func() error {
 			_, err := os.Stat(filepath.Join(f.dir, program+".vty"))
 			return err
 		})
@@ -299,7 +298,7 @@ func startGoBGPd(t testing.TB, ns *netnstest.NS, id string, neighbours ...neighb
 	}
 	g.cmd = exec.Command("gobgpd", "-f", conf, "--log-level", "error", "--api-hosts", "127.0.0.1:50051")
 	ns.Start(g.cmd)
-	eventually(t, 10*time.Second, func() error {
+	eventually(t, patience, func() error {
 		_, err := ns.Try("gobgp", "global")
 		return err
 	})
