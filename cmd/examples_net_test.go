@@ -129,6 +129,33 @@ func (s *stage) flood(args ...string) *flood.Result {
 	return &r
 }
 
+// TestNetHugeHeap: where the kernel gives huge pages to who asks, a file with streams has
+// its heap on them.
+func TestNetHugeHeap(t *testing.T) {
+	const setting = "/sys/kernel/mm/transparent_hugepage/enabled"
+	if b, err := os.ReadFile(setting); err != nil || !strings.Contains(string(b), "[madvise]") {
+		t.Skipf("kernel: huge pages are not given to who asks: %s %v", b, err)
+	}
+	s := newStage(t)
+	c := s.daemon("../examples/simple.hcl")
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps", c.Process.Pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	most, size := 0, 0
+	for line := range strings.Lines(string(b)) {
+		switch k, v, _ := strings.Cut(line, ":"); {
+		case k == "Size":
+			size, _ = strconv.Atoi(strings.Fields(v)[0])
+		case k == "VmFlags" && strings.Contains(v, " hg"):
+			most = max(most, size)
+		}
+	}
+	if most < 256<<10 {
+		t.Errorf("%d KiB are on huge pages at most", most)
+	}
+}
+
 // TestNetExampleSimple: what examples/simple.hcl promises: in turn, to both; checks by
 // GET and by connect; a backend that is killed gets nothing more and comes back.
 func TestNetExampleSimple(t *testing.T) {

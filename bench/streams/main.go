@@ -5,10 +5,13 @@
 // by nginx's of the same round. Client (wrk), proxy and backend (nginx) share the cores, so
 // requests a second say how busy the machine was and little else.
 //
-//	streams [-rounds N] [-time D] [-only REGEXP] [-lbgraph FILE]
+//	streams [-rounds N] [-time D] [-only REGEXP] [-lbgraph FILE] [-congestion NAME]
 //
-// Everything listens on 127.0.0.1. It needs root for nothing, but nginx with its stream
-// module, haproxy, wrk and openssl in the path.
+// Everything listens on 127.0.0.1 of a network namespace of its own, in which TCP has the
+// congestion control of -congestion: one that paces, like bbr, sets a timer for every
+// piece that is sent, which then is most of what is measured. A namespace needs root;
+// -congestion ” does without, and takes the machine's. nginx with its stream module,
+// haproxy, wrk and openssl have to be in the path.
 package main
 
 import (
@@ -31,6 +34,9 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
 	"github.com/lbgraph/lbgraph/bench/cputime"
 )
 
@@ -40,11 +46,18 @@ var (
 	only    = flag.String("only", "", "scenarios whose name matches this; idle is that of connections without requests")
 	binary  = flag.String("lbgraph", "bin/lbgraph", "the binary to measure")
 	idle    = flag.Int("idle", 6000, "idle connections whose memory is measured")
+	control = flag.String("congestion", "cubic", "TCP's congestion control, the kernel's default unless given, in a namespace that needs root; '' is the machine's")
 	threads = flag.Int("threads", runtime.NumCPU(), "workers of nginx, threads of haproxy, GOMAXPROCS of lbgraph")
 )
 
 func main() {
 	flag.Parse()
+	if *control != "" {
+		if err := isolate(*control); err != nil {
+			fmt.Fprintln(os.Stderr, "streams:", err)
+			os.Exit(1)
+		}
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	if err := run(ctx); err != nil {
@@ -52,6 +65,28 @@ func main() {
 		stop()
 		os.Exit(1)
 	}
+}
+
+const congestion = "/proc/sys/net/ipv4/tcp_congestion_control"
+
+// isolate begins anew in a network namespace with that congestion control. It returns
+// only if it could not.
+func isolate(name string) error {
+	runtime.LockOSThread() // the namespace is the thread's, which exec makes the only one
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		return fmt.Errorf("making a network namespace: %w: run as root, or with -congestion ''", err)
+	}
+	lo, err := netlink.LinkByName("lo")
+	if err == nil {
+		err = netlink.LinkSetUp(lo)
+	}
+	if err != nil {
+		return fmt.Errorf("loopback of the network namespace: %w", err)
+	}
+	if err := os.WriteFile(congestion, []byte(name), 0o644); err != nil {
+		return fmt.Errorf("congestion control %q: %w: sysctl net.ipv4.tcp_available_congestion_control lists what there is", name, err)
+	}
+	return unix.Exec("/proc/self/exe", append(os.Args, "-congestion="), os.Environ())
 }
 
 // maxIdle keeps a proxy below 20 000 descriptors.
@@ -111,6 +146,9 @@ func run(ctx context.Context) error {
 	defer l.stop()
 	if err := l.start(ctx); err != nil {
 		return err
+	}
+	if name, err := os.ReadFile(congestion); err == nil {
+		fmt.Printf("congestion control: %s\n", bytes.TrimSpace(name))
 	}
 	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(w, "load\tto nginx\twanted\thaproxy to nginx\tµs a request: lbgraph\tnginx\thaproxy\trequests/s: lbgraph\tnginx\thaproxy\n")

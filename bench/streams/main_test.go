@@ -2,9 +2,11 @@ package main
 
 import (
 	"context"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -137,5 +139,42 @@ func TestNetLab(t *testing.T) {
 	}
 	if _, err := l.idle(ctx, lbgraph, plain); err != nil {
 		t.Errorf("idle: %v", err)
+	}
+}
+
+// isolate begins the program anew where TCP has the congestion control that is asked for.
+func TestNetIsolated(t *testing.T) {
+	if os.Getenv("LBGRAPH_ISOLATED") != "" {
+		if *control != "" {
+			t.Fatal(isolate(*control)) // it does not come back otherwise
+		}
+		b, err := os.ReadFile(congestion)
+		if err != nil {
+			t.Fatal(err)
+		}
+		links, err := net.Interfaces()
+		if err != nil || len(links) != 1 || links[0].Flags&net.FlagUp == 0 {
+			t.Fatalf("%v, %v", links, err)
+		}
+		t.Logf("control is %s", b)
+		return
+	}
+	if os.Getuid() != 0 {
+		t.Skip("root: makes a network namespace")
+	}
+	before, err := os.ReadFile(congestion)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{"reno": "control is reno", "cubic": "control is cubic", "nix": "tcp_available_congestion_control"} {
+		c := exec.Command(os.Args[0], "-test.run", "^TestNetIsolated$", "-test.v", "-congestion", name)
+		c.Env = append(os.Environ(), "LBGRAPH_ISOLATED=1")
+		out, err := c.CombinedOutput()
+		if (err != nil) != (name == "nix") || !strings.Contains(string(out), want) {
+			t.Errorf("%s: %v\n%s", name, err, out)
+		}
+	}
+	if after, err := os.ReadFile(congestion); err != nil || string(after) != string(before) {
+		t.Errorf("the machine's is %s, was %s: %v", after, before, err)
 	}
 }

@@ -242,7 +242,9 @@ var ErrNotQuiet = errors.New("the connection has ended, or something came unaske
 // and Fill do, for fewer system calls. Where c has to be quiet, it fails with ErrNotQuiet
 // unless nothing was there to be read before. n is how much was written: by bounds the
 // wait for an answer alone, so an error with n less than len(p) is one of writing, but
-// for ErrInterrupted and ErrNotQuiet.
+// for ErrInterrupted and ErrNotQuiet. What has been written whole is given back by
+// PutBuffer: others can use the buffer, which is in the cache now, while the answer is
+// awaited.
 //
 // The poller reports an edge: it forgets that there was something to read before it is
 // asked to wait, which is here before the write, so that it cannot forget the answer.
@@ -272,6 +274,7 @@ func (c *Conn) Ask(p []byte, by int64, quiet bool) (n int, err error) {
 		if n += k; err != nil {
 			return n, err
 		}
+		PutBuffer(p)
 		return n, c.Fill(by)
 	case errors.Is(err, os.ErrDeadlineExceeded) && !whole:
 		// Before the first look: an old deadline, or this one, on a busy machine.
@@ -289,6 +292,7 @@ func (c *Conn) askSlowly(p []byte, by int64, quiet bool) (n int, err error) {
 	if n, err = c.Write(p); err != nil {
 		return n, err
 	}
+	PutBuffer(p)
 	return n, c.Fill(by)
 }
 
@@ -315,6 +319,9 @@ func (c *Conn) ask(fd uintptr) bool {
 		}
 		c.sent = n
 		c.went(n)
+		if n == len(c.question) {
+			PutBuffer(c.question)
+		}
 		// What had come before is forgotten, too: only who knows that nothing had may
 		// wait for the next.
 		return n < len(c.question) || !c.quiet && c.tryRead(fd)

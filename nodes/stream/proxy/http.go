@@ -233,7 +233,8 @@ func (c *call) ask(open bool) (f *failure, err error) {
 		if t := int64(c.p.c.Response); t > 0 {
 			by = min(by, c.sentAt+t)
 		}
-		if n, err = c.up.Ask(c.out, by, open); err == nil || n == size {
+		if n, err = c.up.Ask(c.out, by, open); n == size {
+			c.out = nil // it is not ours any more
 			return nil, err
 		}
 	case open && !c.up.Quiet():
