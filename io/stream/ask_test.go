@@ -139,10 +139,10 @@ func TestAskEnds(t *testing.T) {
 	// An older one that fires between two questions is not the second one's.
 	c, far = pair(t)
 	for range 2 {
-		go func() {
+		go func(far *net.TCPConn) {
 			_, _ = far.Read(make([]byte, 3))
 			_, _ = far.Write([]byte("x"))
-		}()
+		}(far)
 		if n, err := c.Ask([]byte("abc"), Now()+int64(5*time.Second), true); n != 3 || err != nil {
 			t.Errorf("%d, %v", n, err)
 		}

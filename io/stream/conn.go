@@ -212,26 +212,23 @@ func (c *Conn) Await(by int64) error {
 // tryRead reads into a new buffer if there is something to read.
 func (c *Conn) tryRead(fd uintptr) bool {
 	b := GetBuffer(SmallBuffer)
-	for {
-		n, err := unix.Read(int(fd), b)
-		switch {
-		case err == unix.EINTR:
-			continue
-		case err == unix.EAGAIN:
-			PutBuffer(b)
-			return false
-		case n > 0:
-			c.came(n)
-			c.buf, c.r, c.w = b, 0, n
-			c.tried = nil
-			return true
-		case err == nil:
-			err = io.EOF
-		}
-		PutBuffer(b)
-		c.tried = err
+	n, err := receive(fd, b)
+	if n > 0 && err == 0 {
+		c.came(n)
+		c.buf, c.r, c.w = b, 0, n
+		c.tried = nil
 		return true
 	}
+	PutBuffer(b)
+	switch err {
+	case unix.EAGAIN:
+		return false
+	case 0:
+		c.tried = io.EOF
+	default:
+		c.tried = err
+	}
+	return true
 }
 
 // ErrNotQuiet: before a request was sent there was something to read, if only an end.
@@ -306,26 +303,24 @@ func (c *Conn) ask(fd uintptr) bool {
 		c.tried = ErrNotQuiet
 		return true
 	}
-	for {
-		n, err := unix.Write(int(fd), c.question)
-		switch {
-		case err == unix.EINTR:
-			continue
-		case err == unix.EAGAIN:
-			return true
-		case err != nil:
-			c.tried = err
-			return true
-		}
-		c.sent = n
-		c.went(n)
-		if n == len(c.question) {
-			PutBuffer(c.question)
-		}
-		// What had come before is forgotten, too: only who knows that nothing had may
-		// wait for the next.
-		return n < len(c.question) || !c.quiet && c.tryRead(fd)
+	n, err := send(fd, c.question)
+	switch err {
+	case 0:
+	case unix.EAGAIN:
+		return true
+	default:
+		c.tried = err
+		return true
 	}
+	c.sent = n
+	c.went(n)
+	if n < len(c.question) {
+		return true
+	}
+	PutBuffer(c.question)
+	// What had come before is forgotten, too: only who knows that nothing had may
+	// wait for the next.
+	return !c.quiet && c.tryRead(fd)
 }
 
 // Read is part of net.Conn.

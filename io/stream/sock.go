@@ -2,6 +2,7 @@ package stream
 
 import (
 	"errors"
+	"io"
 	"net"
 	"os"
 	"sync/atomic"
@@ -38,6 +39,9 @@ type sock struct {
 	vector     net.Buffers // of writev
 	parts      [3][]byte
 
+	in  transfer // of the goroutine that reads
+	out transfer // of the one that writes
+
 	cut atomic.Bool // Interrupt was called
 
 	meter *Meter // nil for none
@@ -52,6 +56,46 @@ type probeState struct {
 	poll  [1]unix.PollFd
 	peek  bool // what is asked for: quiet, or peer
 	one   [1]byte
+}
+
+// transfer is a read or write in hand. It is handed to raw by a function that is made
+// once.
+type transfer struct {
+	try func(fd uintptr) bool
+	p   []byte
+	n   int
+	err unix.Errno
+}
+
+// done answers what came of it, as the methods of a net.Conn do.
+func (t *transfer) done(s *sock, op string, err error) (int, error) {
+	t.p = nil
+	if err == nil && t.err != 0 {
+		err = &net.OpError{Op: op, Net: "tcp", Source: s.LocalAddr(), Addr: s.RemoteAddr(), Err: os.NewSyscallError(op, t.err)}
+	}
+	return t.n, err
+}
+
+// receive and send are system calls of sockets that do not block. The kernel answers at
+// once, so the runtime is not told: it would get ready to go on with another thread, and
+// wake one if the processor is taken away in the midst of the call.
+
+func receive(fd uintptr, p []byte) (int, unix.Errno) {
+	for {
+		n, _, err := unix.RawSyscall(unix.SYS_READ, fd, uintptr(unsafe.Pointer(&p[0])), uintptr(len(p)))
+		if err != unix.EINTR {
+			return int(n), err
+		}
+	}
+}
+
+func send(fd uintptr, p []byte) (int, unix.Errno) {
+	for {
+		n, _, err := unix.RawSyscall(unix.SYS_WRITE, fd, uintptr(unsafe.Pointer(&p[0])), uintptr(len(p)))
+		if err != unix.EINTR {
+			return int(n), err
+		}
+	}
 }
 
 // Peer is what is known of the other side of a connection.
@@ -79,7 +123,7 @@ func (s *sock) Read(p []byte) (n int, err error) {
 		if err := s.armRead(); err != nil {
 			return 0, err
 		}
-		n, err = s.Conn.Read(p)
+		n, err = s.read(p)
 		s.came(n)
 		if n > 0 || err == nil || !errors.Is(err, os.ErrDeadlineExceeded) {
 			return n, err
@@ -88,6 +132,50 @@ func (s *sock) Read(p []byte) (n int, err error) {
 			return 0, err
 		}
 	}
+}
+
+// read reads as the connection's Read does.
+func (s *sock) read(p []byte) (int, error) {
+	if s.raw == nil || len(p) == 0 {
+		return s.Conn.Read(p)
+	}
+	t := &s.in
+	if t.try == nil {
+		t.try = func(fd uintptr) bool {
+			t.n, t.err = receive(fd, t.p)
+			return t.err != unix.EAGAIN
+		}
+	}
+	t.p, t.n, t.err = p, 0, 0
+	n, err := t.done(s, "read", s.raw.Read(t.try))
+	if err != nil {
+		return 0, err
+	}
+	if n == 0 {
+		err = io.EOF
+	}
+	return n, err
+}
+
+// write writes as the connection's Write does.
+func (s *sock) write(p []byte) (int, error) {
+	if s.raw == nil || len(p) == 0 {
+		return s.Conn.Write(p)
+	}
+	t := &s.out
+	if t.try == nil {
+		t.try = func(fd uintptr) bool {
+			for t.err = 0; t.err == 0 && t.n < len(t.p); {
+				var n int
+				if n, t.err = send(fd, t.p[t.n:]); t.err == 0 {
+					t.n += n
+				}
+			}
+			return t.err != unix.EAGAIN
+		}
+	}
+	t.p, t.n, t.err = p, 0, 0
+	return t.done(s, "write", s.raw.Write(t.try))
 }
 
 // armRead comes before a read.
@@ -143,7 +231,7 @@ func (s *sock) armWrite(fired bool) {
 func (s *sock) Write(p []byte) (n int, err error) {
 	s.armWrite(false)
 	for begun := int64(0); ; {
-		k, err := s.Conn.Write(p[n:])
+		k, err := s.write(p[n:])
 		s.went(k)
 		n += k
 		if err == nil || !errors.Is(err, os.ErrDeadlineExceeded) {
@@ -259,7 +347,7 @@ func (p *probeState) look(fd uintptr) {
 // waits tells whether a read would have to wait. It asks the kernel itself, for the
 // wrapper allocates an address.
 func (p *probeState) waits(fd uintptr) bool {
-	_, _, err := unix.Syscall6(unix.SYS_RECVFROM, fd, uintptr(unsafe.Pointer(&p.one[0])), 1, unix.MSG_PEEK|unix.MSG_DONTWAIT, 0, 0)
+	_, _, err := unix.RawSyscall6(unix.SYS_RECVFROM, fd, uintptr(unsafe.Pointer(&p.one[0])), 1, unix.MSG_PEEK|unix.MSG_DONTWAIT, 0, 0)
 	return err == unix.EAGAIN
 }
 
