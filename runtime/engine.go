@@ -685,7 +685,7 @@ func (l *Loop) wakeUp() {
 // often near and waking from poll costs microseconds; then it sleeps.
 const (
 	spinFor    = 50e3 // ns without work until it sleeps
-	sleepMost  = 100  // ms; so that ticks and the heartbeat go on
+	sleepMost  = 250  // ms; so that ticks and the heartbeat go on
 	sleepTight = 1    // ms, while there are no free frames: completions must be fetched
 )
 
@@ -708,8 +708,7 @@ func (l *Loop) loop(pin int) {
 			}
 			continue
 		}
-		if l.now-last > spinFor {
-			l.sleep()
+		if l.now-last > spinFor && l.sleep() {
 			last = l.eng.opts.Clock()
 		}
 	}
@@ -722,25 +721,27 @@ func (l *Loop) wait(ns int64) {
 	}
 }
 
-// sleep waits until a port, another core or a command has something, or time is up.
-func (l *Loop) sleep() {
+// sleep waits until a port, another core or a command has something, or time is up: then
+// it answers false, and one look is enough before it sleeps again.
+func (l *Loop) sleep() bool {
 	l.sleeping.Store(true)
 	defer l.sleeping.Store(false)
 	// Who sends to this core looks at sleeping after it has put something into a
 	// ring; so this core looks at the rings after it has set sleeping.
 	if l.cmd.Load() != nil || l.eng.stopping.Load() {
-		return
+		return true
 	}
 	for from := range l.eng.mesh {
 		w := &l.eng.mesh[from][l.id]
 		if w.frames.Len()+w.told.Len()+w.home.Len() > 0 {
-			return
+			return true
 		}
 	}
 	ms := sleepMost
 	if len(l.free) <= l.reserve {
 		ms = sleepTight
 	}
-	pollFDs(l.fds, ms)
+	woken := pollFDs(l.fds, ms)
 	l.waker.drain()
+	return woken
 }

@@ -283,8 +283,11 @@ func TestSleepLooksAtTheRings(t *testing.T) {
 	most := time.Duration(0)
 	for begun := time.Now(); most < long && time.Since(begun) < 5*time.Second; {
 		at := time.Now()
-		l.sleep()
+		woken := l.sleep()
 		most = max(most, time.Since(at))
+		if woken && time.Since(at) >= sleepMost*time.Millisecond {
+			t.Error("time was up, and it says that it was woken")
+		}
 	}
 	if most < long {
 		t.Errorf("with nothing to do it sleeps %v", most)
@@ -297,6 +300,9 @@ func TestSleepLooksAtTheRings(t *testing.T) {
 		ring.push()
 		if d := least(); d > long {
 			t.Errorf("with %s in its ring it sleeps %v", name, d)
+		}
+		if !l.sleep() {
+			t.Errorf("with %s in its ring it says that time was up", name)
 		}
 		ring.pop()
 	}

@@ -35,17 +35,20 @@ func (w waker) drain() {
 
 func (w waker) close() { _ = unix.Close(w.event) }
 
-// pollFDs waits until one of fds is readable, at most ms milliseconds.
-func pollFDs(fds []int, ms int) {
+// pollFDs waits until one of fds is readable, at most ms milliseconds, after which it
+// answers false.
+func pollFDs(fds []int, ms int) bool {
 	var room [16]unix.PollFd
 	p := room[:0]
 	for _, fd := range fds {
 		p = append(p, unix.PollFd{Fd: int32(fd), Events: unix.POLLIN})
 	}
-	if _, err := unix.Poll(p, ms); err != nil && err != unix.EINTR {
+	n, err := unix.Poll(p, ms)
+	if err != nil && err != unix.EINTR {
 		// A descriptor was closed under us: do not spin on it.
 		time.Sleep(time.Millisecond)
 	}
+	return n != 0 || err != nil
 }
 
 func pinThread(cpu int) error {

@@ -20,7 +20,7 @@ import (
 
 const (
 	// healthPeriod is how often the daemon is asked whether it is healthy.
-	healthPeriod = 200 * time.Millisecond
+	healthPeriod = 500 * time.Millisecond
 	// slowPeriod is how often counts are taken and next hops looked for that are
 	// not known yet.
 	slowPeriod = 5 * time.Second

@@ -229,6 +229,31 @@ func (f *follower) work(now time.Time) {
 	}
 }
 
+// due answers when there will be something to do, unless something is heard before.
+func (f *follower) due(now time.Time) time.Time {
+	at := now.Add(time.Hour)
+	sooner := func(t time.Time) {
+		if t.Before(at) {
+			at = t
+		}
+	}
+	for _, n := range f.hops {
+		switch {
+		case !n.reached() || n.gone:
+			sooner(n.asked.Add(askAgain))
+		case n.phase == known && f.cfg.Probe > 0:
+			sooner(n.probed.Add(f.cfg.Probe))
+		}
+	}
+	if f.dirty {
+		sooner(f.next)
+	}
+	if soon := now.Add(tickEvery); at.Before(soon) {
+		at = soon
+	}
+	return at
+}
+
 func (f *follower) complain(h hop, err error) {
 	if err != nil {
 		f.log.Debug("the kernel takes no question", zap.Stringer("address", h.addr), zap.Int("link", h.link), zap.Error(err))

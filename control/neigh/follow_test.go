@@ -162,3 +162,37 @@ func TestAForgottenNeighbourIsKnown(t *testing.T) {
 	b.f.setTargets(map[netip.Addr]bool{b1: true, b2: true})
 	b.after(0, []string{"10.0.1.2 a"}, []string{"resolve 192.0.2.254"})
 }
+
+// Between two looks nothing is done: due is when the next one would do something.
+func TestDue(t *testing.T) {
+	b := newBench(t)
+	at := func(what string, want time.Duration) {
+		t.Helper()
+		b.f.work(b.now)
+		if got := b.f.due(b.now).Sub(b.now); got != want {
+			t.Errorf("%s: due in %v, want %v", what, got, want)
+		}
+	}
+	at("no targets", time.Hour)
+	b.f.setTargets(map[netip.Addr]bool{b1: true, b2: true})
+	at("one that is not known", askAgain)
+	b.now = b.now.Add(askAgain - time.Millisecond)
+	at("about to be asked again", tickEvery)
+	b.f.neighbour(update{hop{2, gw1}, known, macA})
+	at("known", 5*time.Second)
+	b.now = b.now.Add(3 * time.Second)
+	at("known for a while", 2*time.Second)
+	b.f.neighbour(update{hop{2, gw1}, pending, [6]byte{}})
+	at("forgotten", askAgain)
+	b.f.neighbour(update{hop{2, gw1}, fixed, macA})
+	at("known for ever", time.Hour)
+	b.f.neighbour(update{hop{2, gw1}, known, macA})
+	b.f.cfg.Probe = 0
+	at("never asked", time.Hour)
+	b.f.next = b.now.Add(300 * time.Millisecond) // the last storm of routes took 30
+	b.f.routesChanged()
+	at("routes changed, and it is too early", 300*time.Millisecond)
+	b.now = b.now.Add(300 * time.Millisecond)
+	b.f.next = b.now
+	at("and then done", time.Hour)
+}

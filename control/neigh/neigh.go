@@ -124,8 +124,9 @@ func (c *control) Reconfigure(config any) error {
 }
 
 func (c *control) run(ctx context.Context, k *kernel, f *follower) {
-	tick := time.NewTicker(tickEvery)
-	defer tick.Stop()
+	at := time.Now().Add(tickEvery) // of the next work
+	timer := time.NewTimer(tickEvery)
+	defer timer.Stop()
 	for {
 		heard, due := true, false
 		select {
@@ -145,7 +146,7 @@ func (c *control) run(ctx context.Context, k *kernel, f *follower) {
 			f.routesChanged()
 		case _, heard = <-k.links:
 			f.routesChanged()
-		case <-tick.C:
+		case <-timer.C:
 			heard, due = k.neighbours != nil, true
 		}
 		if !heard {
@@ -157,13 +158,24 @@ func (c *control) run(ctx context.Context, k *kernel, f *follower) {
 			}
 			f.routesChanged()
 		}
-		if due || f.soon {
-			f.work(time.Now())
+		now := time.Now()
+		soon := now.Add(tickEvery)
+		switch {
+		case due || f.soon:
+			f.work(now)
+			at = f.due(now)
+		case f.dirty && at.After(soon):
+			at = soon
 		}
+		if k.neighbours == nil {
+			at = soon
+		}
+		timer.Reset(max(0, at.Sub(now)))
 	}
 }
 
-// tickEvery gathers changes of routes, and bounds how late a question is.
+// tickEvery gathers changes of routes, and is the least time between two looks at what
+// is due.
 const tickEvery = 50 * time.Millisecond
 
 // targets are all addresses that need a hardware address.

@@ -49,7 +49,7 @@ var floorPlan = []rule{
 	{"bench", "io/... graph/... runtime/... control/... nodes/... replay", "*"},
 	{"bench/figures", "bench nodes/all", ""},
 	{"bench/cputime", "", "golang.org/x/sys"},
-	{"bench/streams", "bench/cputime", ""},
+	{"bench/streams", "bench/cputime", "github.com/vishvananda/netlink golang.org/x/sys"},
 	{"bench/io", "bench/cputime daemon io/... graph/... runtime/... control/... nodes/all", "*"},
 	{"cmd", "io/... graph/... runtime/... control/... nodes/... daemon replay bench internal/...", "*"},
 	{"cmd/lbgraph", "cmd nodes/all control/all", ""},
