@@ -153,11 +153,11 @@ func TestNetRunRefusals(t *testing.T) {
 			refuses(t, code, words, got, text)
 		})
 	}
-	one("unknown interface", 3, "interface eth9: no such interface", "run", write(t, "lb.hcl", strings.Replace(small, `"eth0"`, `"eth9"`, 1)))
+	one("unknown interface", 3, "lb.hcl:17: graph edge, node rx: interface eth9: no such interface: name one that `ip link` shows", "run", write(t, "lb.hcl", strings.Replace(small, `"eth0"`, `"eth9"`, 1)))
 	one("unreadable file", 1, "File cannot be read", "run", filepath.Join(t.TempDir(), "none.hcl"))
-	one("no XDP support", 3, "interface lo: native XDP: no XDP support", "run", write(t, "lb.hcl", strings.NewReplacer(`"eth0"`, `"lo"`, `"gre" {}`, `"gre" { source = "192.0.2.1" }`).Replace(small)), "-var", "mode=native")
+	one("no XDP support", 3, "lb.hcl:17: graph edge, node rx: interface lo: native XDP: no XDP support", "run", write(t, "lb.hcl", strings.NewReplacer(`"eth0"`, `"lo"`, `"gre" {}`, `"gre" { source = "192.0.2.1" }`).Replace(small)), "-var", "mode=native")
 
-	one("interface with a smaller MTU", 3, "its MTU is 1500, and network_mtu 1600 of graph \"edge\" is more",
+	one("interface with a smaller MTU", 3, "lb.hcl:18: graph edge, node rx: interface eth0: its MTU is 1500, and network_mtu 1600 of graph \"edge\" is more",
 		"run", write(t, "lb.hcl", strings.Replace(small, "path {", "network_mtu = 1600\n  path {", 1)))
 	one("MTU no graph can have", 1, "Out of range", "run", write(t, "lb.hcl", strings.Replace(small, "path {", "network_mtu = 1000\n  path {", 1)))
 
@@ -180,7 +180,7 @@ func TestNetRunRefusals(t *testing.T) {
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	if code, text := launch(t, ns, "run", file); code != 3 || !strings.Contains(text, "in use") {
+	if code, text := launch(t, ns, "run", file); code != 3 || !strings.Contains(text, "lb.hcl:17: graph edge, node rx: interface eth0: ") || !strings.Contains(text, "end the other process") {
 		t.Errorf("a second daemon ends with code %d and: %s", code, text)
 	}
 	if err := c.Process.Signal(syscall.SIGTERM); err != nil {
@@ -221,7 +221,7 @@ func TestNetRunRefusals(t *testing.T) {
 		}
 		ns.Start(c)
 		_ = c.Wait()
-		refuses(t, 3, "not permitted: run as root", c.ProcessState.ExitCode(), problem.String())
+		refuses(t, 3, "lb.hcl:17: graph edge, node rx: interface eth0: loading the XDP program: not permitted: run as root", c.ProcessState.ExitCode(), problem.String())
 	})
 }
 

@@ -32,6 +32,9 @@ type xdpPort struct {
 	rules   *bpf.Rules // prepared and not yet in force
 }
 
+// Start is part of graph.Starter.
+func (p *xdpPort) Start() error { return remedy(p.Port.Start()) }
+
 // Close closes the sockets, and the program after them.
 func (p *xdpPort) Close() error { return errors.Join(p.Port.Close(), p.program.Close()) }
 
@@ -39,7 +42,7 @@ func (p *xdpPort) Close() error { return errors.Join(p.Port.Close(), p.program.C
 func (d *xdpDriver) Queues(s graph.PortSpec) (int, error) {
 	n, err := xsk.Queues(s.Name)
 	if err != nil {
-		return 0, err
+		return 0, remedy(err)
 	}
 	if s.Queues > 0 {
 		n = s.Queues
@@ -59,7 +62,7 @@ func (d *xdpDriver) Open(s graph.PortSpec, m runtime.Memory, _, rings int) (grap
 	}
 	program, err := bpf.NewAdmission()
 	if err != nil {
-		return nil, fmt.Errorf("interface %s: %w", s.Name, err)
+		return nil, fmt.Errorf("interface %s: %w", s.Name, remedy(err))
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -78,11 +81,35 @@ func (d *xdpDriver) Open(s graph.PortSpec, m runtime.Memory, _, rings int) (grap
 		Interface: s.Name, Queues: s.Queues, Mode: mode, Ring: rings, Memory: mem, Program: program, Replace: d.replace, Later: true, Log: d.log,
 	})
 	if err != nil {
-		return nil, errors.Join(err, program.Close())
+		return nil, errors.Join(remedy(err), program.Close())
 	}
 	x := &xdpPort{Port: p, program: program}
 	d.ports = append(d.ports, x)
 	return x, nil
+}
+
+// remedies say what to do about an interface that cannot be opened, where the error
+// does not.
+var remedies = []struct {
+	err  error
+	what string
+}{
+	{xsk.ErrNoInterface, "name one that `ip link` shows"},
+	{xsk.ErrForeign, "--replace-xdp says so"},
+	{xsk.ErrBusy, "end the other process (ss --xdp -ap names it), or leave the queue to it"},
+	{xsk.ErrNoXDP, "take another interface, or leave mode = \"native\" out; the kernel needs CONFIG_XDP_SOCKETS and CONFIG_BPF_SYSCALL"},
+	{xsk.ErrMTU, "lower it: ip link set INTERFACE mtu 1500"},
+	{xsk.ErrMemory, "raise it, or lower frames and rings"},
+}
+
+// remedy adds to an error of an interface what to do about it.
+func remedy(err error) error {
+	for _, r := range remedies {
+		if errors.Is(err, r.err) {
+			return fmt.Errorf("%w: %s", err, r.what)
+		}
+	}
+	return err
 }
 
 // rulesOf builds the rules of an interface with the addresses addrs. Errors about

@@ -1,6 +1,7 @@
 package graph
 
 import (
+	"fmt"
 	"time"
 
 	"github.com/hashicorp/hcl/v2"
@@ -72,6 +73,20 @@ type Edge struct {
 	Output int
 	To     *Instance
 	Range  hcl.Range // the elements of the path, or the attribute, that draw it
+}
+
+// Failed answers what went wrong with a node of g when it was to start, with the node's
+// place in the file.
+func (g *Graph) Failed(n *Instance, err error) error {
+	block := "graph"
+	if g.Plane == StreamPlane {
+		block = "stream"
+	}
+	err = fmt.Errorf("%s %s, node %s: %w", block, g.Name, n.Name, err)
+	if n.Range.Filename == "" { // a graph that was made without a file
+		return err
+	}
+	return fmt.Errorf("%s:%d: %w", n.Range.Filename, n.Range.Start.Line, err)
 }
 
 // Node answers the node of that name, or nil.

@@ -134,6 +134,19 @@ func New(g *graph.Graph, opts Options) (e *Engine, err error) {
 	return e, nil
 }
 
+// portFailed answers what is wrong with a port, with the place of the first node that
+// asks for it.
+func portFailed(g *graph.Graph, s graph.PortSpec, err error) error {
+	for _, n := range g.Nodes {
+		for _, p := range n.Kind.Ports(n.Config) {
+			if samePort(p, s) {
+				return g.Failed(n, err)
+			}
+		}
+	}
+	return err
+}
+
 // surveyed is a port that a graph asks for.
 type surveyed struct {
 	spec   graph.PortSpec
@@ -150,7 +163,7 @@ func (e *Engine) survey(g *graph.Graph) (specs []surveyed, cores int, err error)
 		}
 		q, err := d.Queues(s)
 		if err != nil {
-			return nil, 0, err
+			return nil, 0, portFailed(g, s, err)
 		}
 		specs = append(specs, surveyed{s, q})
 		cores = max(cores, q)
@@ -194,8 +207,8 @@ func ringOf(g *graph.Graph) int {
 // carries tells whether packets of g fit the port.
 func (p *port) carries(g *graph.Graph) error {
 	if mtu := p.Info().MTU; mtu > 0 && mtu < g.NetworkMTU {
-		return fmt.Errorf("interface %s: its MTU is %d, and network_mtu %d of graph %q is more: packets would not fit; lower one or raise the other",
-			p.spec.Name, mtu, g.NetworkMTU, g.Name)
+		return portFailed(g, p.spec, fmt.Errorf("interface %s: its MTU is %d, and network_mtu %d of graph %q is more: packets would not fit; lower one or raise the other",
+			p.spec.Name, mtu, g.NetworkMTU, g.Name))
 	}
 	return nil
 }
@@ -268,7 +281,7 @@ func (e *Engine) allocate(g *graph.Graph, specs []surveyed, cores int) error {
 	for _, s := range specs {
 		p, err := e.opts.Drivers[s.spec.Driver].Open(s.spec, e.mem, g.Chunk, g.Rings)
 		if err != nil {
-			return err
+			return portFailed(g, s.spec, err)
 		}
 		opened := &port{p, s.spec}
 		e.ports = append(e.ports, opened)
@@ -337,7 +350,7 @@ func (e *Engine) build(a *graph.Analysis, gen uint32) (prog *program, unwatch []
 		}
 		env.Overhead4, env.Overhead6 = a.Overhead(s.inst)
 		if s.maker, err = s.inst.Kind.Packets(s.inst.Config, env); err != nil {
-			return nil, unwatch, fmt.Errorf("node %q: %w", s.inst.Name, err)
+			return nil, unwatch, g.Failed(s.inst, err)
 		}
 	}
 	return prog, unwatch, nil
@@ -532,7 +545,7 @@ func (e *Engine) Start() error {
 	for _, p := range e.ports {
 		if s, ok := p.Port.(graph.Starter); ok {
 			if err := s.Start(); err != nil {
-				return err
+				return portFailed(e.graph, p.spec, err)
 			}
 		}
 	}

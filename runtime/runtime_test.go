@@ -304,11 +304,14 @@ func TestDiff(t *testing.T) {
 func TestFailuresLeaveNothing(t *testing.T) {
 	d := &memDriver{queues: 1, fail: errors.New("no such interface")}
 	h := &heap{}
-	_, err := New(draw(t, 1, "rx -> tx"), Options{
+	placed := draw(t, 1, "rx -> tx")
+	placed.Node("tx").Range.Filename, placed.Node("tx").Range.Start.Line = "a.hcl", 9
+	placed.Node("rx").Range.Filename, placed.Node("rx").Range.Start.Line = "a.hcl", 7
+	_, err := New(placed, Options{
 		State: nil, Drivers: map[string]Driver{"mem": d}, Manual: true,
 		Memory: func(n, chunk int) (Memory, error) { h.b = make([]byte, n*chunk); return h, nil },
 	})
-	if err == nil || !strings.Contains(err.Error(), "no such interface") {
+	if err == nil || err.Error() != fmt.Sprintf("a.hcl:7: graph %s, node rx: no such interface", placed.Name) || !errors.Is(err, d.fail) {
 		t.Fatalf("got %v", err)
 	}
 	if !h.closed {

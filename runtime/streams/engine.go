@@ -300,7 +300,7 @@ func (e *Engine) build(g *graph.Graph, old *program) (p *program, err error) {
 		if e.opts.Rehearsal && inst.Kind.Writes {
 			n.stage = passer{}
 		} else if n.stage, err = inst.Kind.Streams(inst.Config, env); err != nil {
-			return p, failed(g, inst, err)
+			return p, g.Failed(inst, err)
 		}
 		p.nodes = append(p.nodes, n)
 		p.byName[inst.Name] = n

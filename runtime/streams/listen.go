@@ -66,7 +66,7 @@ func (e *Engine) open(progs []*program) error {
 						e.listeners[k].close()
 						delete(e.listeners, k)
 					}
-					return failed(p.graph, n.inst, err)
+					return p.graph.Failed(n.inst, err)
 				}
 				e.listeners[want] = l
 				opened = append(opened, want)
@@ -144,11 +144,6 @@ func bind(want graph.Listen) (*listener, error) {
 		address = l.bound() // the port that the kernel chose, if it did
 	}
 	return l, nil
-}
-
-// failed says at which place of which file a node is that could not be made.
-func failed(g *graph.Graph, n *graph.Instance, err error) error {
-	return fmt.Errorf("%s:%d: stream %s, node %s: %w", n.Range.Filename, n.Range.Start.Line, g.Name, n.Name, err)
 }
 
 // remedy says what to do about an address that cannot be listened on.
