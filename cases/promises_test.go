@@ -429,17 +429,20 @@ func TestSteeringExample(t *testing.T) {
 	if total != flows*each {
 		t.Errorf("the three workers had %d packets together, want %d", total, flows*each)
 	}
-	// The cores take turns as they come, and packets arrive meanwhile.
+	// The cores take turns as they come, and packets arrive meanwhile: those of a flow one
+	// after the other, or with others between.
 	rng := rand.New(rand.NewPCG(1, 2))
-	for range 20 {
+	for round := range 20 {
 		b := newBench(t, string(text), 1, false)
 		next := map[layers.TCPPort]uint32{}
-		for k := range each {
-			for i := range uint16(flows) {
-				b.port.port.Inject(0, nodetest.TCP(t, nodetest.Client4, vip, 1000+i, 443, func(h *layers.TCP) { h.SYN, h.ACK, h.Seq = k == 0, k != 0, uint32(k) }))
-				if rng.IntN(10) == 0 {
-					b.e.Step(rng.IntN(b.e.Cores()))
-				}
+		for n := range flows * each {
+			i, k := n%flows, n/flows
+			if round%2 == 1 {
+				i, k = n/each, n%each
+			}
+			b.port.port.Inject(0, nodetest.TCP(t, nodetest.Client4, vip, 1000+uint16(i), 443, func(h *layers.TCP) { h.SYN, h.ACK, h.Seq = k == 0, k != 0, uint32(k) }))
+			if rng.IntN(3) == 0 {
+				b.e.Step(rng.IntN(b.e.Cores()))
 			}
 		}
 		b.settle()
