@@ -291,6 +291,12 @@ func TestCancelWhileConnecting(t *testing.T) {
 	r := run(t, simple(out("connect_timeout = \"20s\""), full(t)))
 	f := h2raw(t, r.addr("in"))
 	_ = f.headers(1, true, h2get...)
+	eventually(t, "it connects", func() error {
+		if b := r.engine.Stats()[0].Backends; len(b) != 1 || b[0].Active != 1 {
+			return fmt.Errorf("%+v", b)
+		}
+		return nil
+	})
 	time.Sleep(50 * time.Millisecond)
 	_ = f.WriteRSTStream(1, http2.ErrCodeCancel)
 	r.quiet()
