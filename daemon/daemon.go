@@ -32,6 +32,9 @@ type Options struct {
 	Drivers map[string]runtime.Driver
 	// Replace takes an XDP program of somebody else off the interfaces.
 	Replace bool
+	// Batch is the most packets that a queue of an interface gives at once; 0 is
+	// packet.Size.
+	Batch int
 	// Loaded is what the file that New gets was read from, to be read again; with
 	// LastGood it is what was wrong with it, and LastGood what New gets instead.
 	// Without it nothing is read again.
@@ -112,7 +115,7 @@ func New(f *graph.File, o Options) (d *Daemon, err error) {
 	if err = d.store.Apply(f.Spec); err != nil {
 		return d, err
 	}
-	d.xdp = &xdpDriver{file: f, replace: o.Replace, log: o.Log}
+	d.xdp = &xdpDriver{file: f, replace: o.Replace, batch: o.Batch, log: o.Log}
 	drivers := map[string]runtime.Driver{"xdp": d.xdp, "pcap": pcapDriver{}, "gen": genDriver{}}
 	for name, driver := range o.Drivers {
 		drivers[name] = driver

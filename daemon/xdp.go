@@ -19,6 +19,7 @@ import (
 // their rules.
 type xdpDriver struct {
 	replace bool
+	batch   int // 0: packet.Size
 	log     *zap.Logger
 
 	mu    sync.Mutex
@@ -78,7 +79,7 @@ func (d *xdpDriver) Open(s graph.PortSpec, m runtime.Memory, _, rings int) (grap
 		return nil, fmt.Errorf("interface %s: %w", s.Name, errors.Join(err, program.Close()))
 	}
 	p, err := xsk.Open(xsk.Options{
-		Interface: s.Name, Queues: s.Queues, Mode: mode, Ring: rings, Memory: mem, Program: program, Replace: d.replace, Later: true, Log: d.log,
+		Interface: s.Name, Queues: s.Queues, Mode: mode, Ring: rings, Batch: d.batch, Memory: mem, Program: program, Replace: d.replace, Later: true, Log: d.log,
 	})
 	if err != nil {
 		return nil, errors.Join(remedy(err), program.Close())

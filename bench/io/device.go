@@ -18,7 +18,6 @@ import (
 	"github.com/lbgraph/lbgraph/io/packet"
 	"github.com/lbgraph/lbgraph/io/umem"
 	"github.com/lbgraph/lbgraph/io/xsk"
-	lbruntime "github.com/lbgraph/lbgraph/runtime"
 )
 
 // A device is what packets are sent to: it stands behind a veth pair, in a namespace of
@@ -69,12 +68,8 @@ func (l *lab) balancer(name string, f *graph.File, loops, rings, batch int) (*de
 	}
 	d.gre = true
 	file := l.fit(f, loops, rings)
-	o := daemon.Options{Version: "bench"}
-	if batch != 0 {
-		o.Drivers = map[string]lbruntime.Driver{"xdp": driver{file, batch}}
-	}
 	err = d.space.do(func() error {
-		n, err := daemon.New(file, o)
+		n, err := daemon.New(file, daemon.Options{Version: "bench", Batch: batch})
 		if err != nil {
 			return err
 		}
@@ -119,20 +114,6 @@ func (l *lab) fit(f *graph.File, loops, rings int) *graph.File {
 		file.Spec.Pools[i].Health = "" // nobody answers checks
 	}
 	return &file
-}
-
-// driver opens interfaces as the daemon does, for vectors of another size.
-type driver struct {
-	file  *graph.File
-	batch int
-}
-
-// Queues is part of runtime.Driver.
-func (driver) Queues(s graph.PortSpec) (int, error) { return xsk.Queues(s.Name) }
-
-// Open is part of runtime.Driver.
-func (d driver) Open(s graph.PortSpec, m lbruntime.Memory, _, rings int) (graph.Port, error) {
-	return openPort(d.file.Spec, xsk.Options{Interface: s.Name, Ring: rings, Batch: d.batch, Memory: m.(*umem.Memory), Later: true})
 }
 
 // port is a port with the program in front of it.
