@@ -82,7 +82,7 @@ func (t *transfer) done(s *sock, op string, err error) (int, error) {
 
 func receive(fd uintptr, p []byte) (int, unix.Errno) {
 	for {
-		n, _, err := unix.RawSyscall(unix.SYS_READ, fd, uintptr(unsafe.Pointer(&p[0])), uintptr(len(p)))
+		n, _, err := unix.RawSyscall6(unix.SYS_RECVFROM, fd, uintptr(unsafe.Pointer(&p[0])), uintptr(len(p)), 0, 0, 0)
 		if err != unix.EINTR {
 			return int(n), err
 		}
@@ -91,7 +91,7 @@ func receive(fd uintptr, p []byte) (int, unix.Errno) {
 
 func send(fd uintptr, p []byte) (int, unix.Errno) {
 	for {
-		n, _, err := unix.RawSyscall(unix.SYS_WRITE, fd, uintptr(unsafe.Pointer(&p[0])), uintptr(len(p)))
+		n, _, err := unix.RawSyscall6(unix.SYS_SENDTO, fd, uintptr(unsafe.Pointer(&p[0])), uintptr(len(p)), unix.MSG_NOSIGNAL, 0, 0)
 		if err != unix.EINTR {
 			return int(n), err
 		}
