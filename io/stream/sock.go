@@ -35,6 +35,7 @@ type sock struct {
 
 	writeIdle  int64 // time without progress after which a write fails; 0 is none
 	writeArmed int64
+	writeFor   int64       // what writeIdle was then
 	queued     int         // bytes in the kernel's queue when a write's deadline fired last
 	vector     net.Buffers // of writev
 	parts      [3][]byte
@@ -216,12 +217,15 @@ func deadline(by int64) time.Time {
 
 // armWrite tells the poller when a write that makes no progress from now on fails.
 func (s *sock) armWrite(fired bool) {
+	if !fired && s.writeArmed != Never && s.writeFor <= s.writeIdle {
+		return // it was told of one that is earlier
+	}
 	by := Never
 	if s.writeIdle > 0 {
 		by = Now() + s.writeIdle
 	}
 	if s.writeArmed > by || fired {
-		s.writeArmed = by
+		s.writeArmed, s.writeFor = by, s.writeIdle
 		_ = s.Conn.SetWriteDeadline(deadline(by)) // a closed connection fails at the write
 	}
 }
