@@ -167,16 +167,19 @@ func (e *Engine) accept(l *listener, s *net.TCPListener) {
 	defer l.loops.Done()
 	defer s.Close()
 	pause := time.Duration(0)
-	closing := false
+	var closing time.Time // when it is over at the latest
 	for {
 		c, err := s.Accept()
 		switch {
 		case err == nil:
 			pause = 0
 			e.admit(l, c)
-		case stream.IsTimeout(err) && !closing:
-			// Closing: take what is in the queue, without waiting for more.
-			closing = true
+		case stream.IsTimeout(err) && (closing.IsZero() || waiting(s) && time.Now().Before(closing)):
+			// Closing: take what is in the queue, without waiting for more. On a busy
+			// machine the deadline may pass before Accept has looked.
+			if closing.IsZero() {
+				closing = time.Now().Add(closeTime)
+			}
 			_ = s.SetDeadline(time.Now().Add(time.Millisecond))
 		case errors.Is(err, net.ErrClosed) || stream.IsTimeout(err):
 			return
@@ -188,6 +191,23 @@ func (e *Engine) accept(l *listener, s *net.TCPListener) {
 			time.Sleep(pause)
 		}
 	}
+}
+
+// closeTime is how long connections are accepted at most by a socket that closes, while
+// ever more of them come.
+const closeTime = time.Second
+
+// waiting tells whether a connection waits to be accepted.
+func waiting(s *net.TCPListener) (yes bool) {
+	raw, err := s.SyscallConn()
+	if err != nil {
+		return false
+	}
+	_ = raw.Control(func(fd uintptr) {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+		yes = err == nil && n > 0
+	})
+	return yes
 }
 
 // admit has a new connection served.
