@@ -147,6 +147,19 @@ func TestAdaptiveIdle(t *testing.T) {
 		t.Errorf("%d packets found a sleeping loop and took %v, more than %v: nobody wakes it", rounds, waited, most)
 	}
 	spins("after a packet")
+	// Once it sleeps, it looks now and then, and does not spin for that.
+	clock.Add(spinFor + 1)
+	sleeps()
+	awake := 0
+	for range 100 {
+		time.Sleep(sleepMost * time.Millisecond / 50)
+		if !l.sleeping.Load() {
+			awake++
+		}
+	}
+	if awake > 50 {
+		t.Errorf("without work it was awake %d times of 100", awake)
+	}
 	// And its sleep costs nothing, though the clock goes on.
 	clock.Add(spinFor + 1)
 	sleeps()

@@ -229,6 +229,19 @@ func (f *follower) work(now time.Time) {
 	}
 }
 
+// turn works if it is time to, or something is to be done at once; at is when it was to
+// work next. It answers when that is now.
+func (f *follower) turn(now, at time.Time, due bool) time.Time {
+	if due || f.soon {
+		f.work(now)
+		return f.due(now)
+	}
+	if soon := now.Add(tickEvery); f.dirty && at.After(soon) {
+		return soon
+	}
+	return at
+}
+
 // due answers when there will be something to do, unless something is heard before.
 func (f *follower) due(now time.Time) time.Time {
 	at := now.Add(time.Hour)

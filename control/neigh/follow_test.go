@@ -196,3 +196,33 @@ func TestDue(t *testing.T) {
 	b.f.next = b.now
 	at("and then done", time.Hour)
 }
+
+// What is heard is worked on soon, and what is urgent at once.
+func TestTurn(t *testing.T) {
+	b := newBench(t)
+	b.f.setTargets(map[netip.Addr]bool{b1: true})
+	at := b.f.turn(b.now, b.now, false) // a new target is urgent
+	if !slices.Equal(b.k.asked, []string{"resolve 192.0.2.254"}) || at.Sub(b.now) != askAgain {
+		t.Errorf("asked %q, next in %v", b.k.asked, at.Sub(b.now))
+	}
+	b.f.neighbour(update{hop{2, gw1}, known, macA})
+	b.f.cfg.Probe = 0
+	at = b.f.turn(at, at, true)
+	if at.Sub(b.now) != askAgain+time.Hour {
+		t.Errorf("with nothing to do: next in %v", at.Sub(b.now))
+	}
+	b.k.routes[b1] = hop{2, gw2}
+	b.f.routesChanged()
+	now := b.now.Add(time.Minute)
+	next := b.f.turn(now, at, false)
+	if next.Sub(now) != tickEvery || b.f.targets[b1].hop.addr != gw1 {
+		t.Errorf("routes changed: next in %v, hop %v", next.Sub(now), b.f.targets[b1].hop)
+	}
+	// Others do not put it off, nor is it done before.
+	if again := b.f.turn(now.Add(tickEvery/2), next, false); again != next {
+		t.Errorf("another change: next in %v", again.Sub(now))
+	}
+	if b.f.turn(next, next, true); b.f.targets[b1].hop.addr != gw2 {
+		t.Errorf("hop %v", b.f.targets[b1].hop)
+	}
+}

@@ -159,16 +159,9 @@ func (c *control) run(ctx context.Context, k *kernel, f *follower) {
 			f.routesChanged()
 		}
 		now := time.Now()
-		soon := now.Add(tickEvery)
-		switch {
-		case due || f.soon:
-			f.work(now)
-			at = f.due(now)
-		case f.dirty && at.After(soon):
-			at = soon
-		}
+		at = f.turn(now, at, due)
 		if k.neighbours == nil {
-			at = soon
+			at = now.Add(tickEvery)
 		}
 		timer.Reset(max(0, at.Sub(now)))
 	}

@@ -228,3 +228,29 @@ func BenchmarkAsk(b *testing.B) {
 		c.Discard(len(c.Buffered()))
 	}
 }
+
+// A shorter time without progress holds from the next write on, though a longer one has
+// begun.
+func TestWriteIdleIsShortened(t *testing.T) {
+	c, far := pair(t)
+	c.SetWriteIdle(time.Hour)
+	if _, err := c.Write([]byte("abc")); err != nil {
+		t.Fatal(err)
+	}
+	c.SetWriteIdle(100 * time.Millisecond)
+	done := make(chan error, 1)
+	go func() {
+		_, err := c.Write(make([]byte, 64<<20)) // nobody reads
+		done <- err
+	}()
+	select {
+	case err := <-done:
+		if !IsTimeout(err) {
+			t.Errorf("%v", err)
+		}
+	case <-time.After(30 * time.Second):
+		t.Error("it still waits")
+		_ = far.Close()
+		<-done
+	}
+}

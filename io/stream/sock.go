@@ -82,21 +82,13 @@ func (t *transfer) done(s *sock, op string, err error) (int, error) {
 // wake one if the processor is taken away in the midst of the call.
 
 func receive(fd uintptr, p []byte) (int, unix.Errno) {
-	for {
-		n, _, err := unix.RawSyscall6(unix.SYS_RECVFROM, fd, uintptr(unsafe.Pointer(&p[0])), uintptr(len(p)), 0, 0, 0)
-		if err != unix.EINTR {
-			return int(n), err
-		}
-	}
+	n, _, err := unix.RawSyscall6(unix.SYS_RECVFROM, fd, uintptr(unsafe.Pointer(&p[0])), uintptr(len(p)), 0, 0, 0)
+	return int(n), err
 }
 
 func send(fd uintptr, p []byte) (int, unix.Errno) {
-	for {
-		n, _, err := unix.RawSyscall6(unix.SYS_SENDTO, fd, uintptr(unsafe.Pointer(&p[0])), uintptr(len(p)), unix.MSG_NOSIGNAL, 0, 0)
-		if err != unix.EINTR {
-			return int(n), err
-		}
-	}
+	n, _, err := unix.RawSyscall6(unix.SYS_SENDTO, fd, uintptr(unsafe.Pointer(&p[0])), uintptr(len(p)), 0, 0, 0)
+	return int(n), err
 }
 
 // Peer is what is known of the other side of a connection.

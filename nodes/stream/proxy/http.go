@@ -118,7 +118,10 @@ func (c *call) try(ctx context.Context, fresh bool) *failure {
 	p, s := c.p, c.s
 	s.Tries++
 	for {
-		c.up, c.sentAt = nil, stream.Now()
+		c.up, c.sentAt = nil, c.begun
+		if s.Tries > 1 {
+			c.sentAt = stream.Now()
+		}
 		if !fresh && p.c.Proxy == "off" {
 			c.up = p.idle.get(s.Backend, c.sentAt)
 		}
@@ -533,13 +536,13 @@ func (c *call) pass(raw bool, since int64) *failure {
 			}
 			return &failure{output: cut, err: err}
 		}
-		since = stream.Now()
 		if c.body.Last() {
 			if err := r.End(p, c.trailers()); err != nil {
 				return clientFailure(err)
 			}
 			return nil
 		}
+		since = stream.Now()
 		if err := r.Write(p); err != nil {
 			return clientFailure(err)
 		}
