@@ -42,8 +42,9 @@ type (
 	Inheritor interface{ Inherit(old Node) }
 	// Hearer receives what the same node told on another core.
 	Hearer interface{ Hear(from int, m *Message) }
-	// Ticker is called between vectors, at least every 10 ms while the loop is
-	// awake and every 100 ms while it sleeps, now in nanoseconds of the vectors' clock.
+	// Ticker is called between vectors, at least every 10 ms while the loop is awake,
+	// once more 10 ms after the last packet, and ten times every second, one after the
+	// other, while it sleeps; now is in nanoseconds of the vectors' clock.
 	Ticker interface{ Tick(now int64) }
 	// Tracer says in a few words what the node knows about a lane it has just
 	// processed. It may allocate: it runs for traced packets only.

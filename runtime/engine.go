@@ -642,12 +642,16 @@ func (e *Engine) Flush(backend uint32) {
 }
 
 // LastPass answers how long ago the slowest loop was last seen alive; 0 once the
-// engine is stopped.
+// engine is stopped. One that sleeps is not expected before its time is up.
 func (e *Engine) LastPass() time.Duration {
 	now, oldest := e.opts.Clock(), int64(0)
 	if loops := e.alive.Load(); loops != nil {
 		for _, l := range *loops {
-			oldest = max(oldest, now-l.beat.Load())
+			silent := now - l.beat.Load()
+			if l.sleeping.Load() {
+				silent -= sleepMost * 1e6
+			}
+			oldest = max(oldest, silent)
 		}
 	}
 	return time.Duration(oldest)
@@ -695,10 +699,14 @@ func (l *Loop) wakeUp() {
 }
 
 // Idle behaviour: a loop without work spins for a while, because the next packet is
-// often near and waking from poll costs microseconds; then it sleeps.
+// often near and waking from poll costs microseconds; then it sleeps, first until the
+// next tick, which tells what was there. From then on it wakes once a second: each time
+// costs the runtime, which watches over the system call, more than it costs the loop.
 const (
 	spinFor    = 50e3 // ns without work until it sleeps
-	sleepMost  = 250  // ms; so that ticks and the heartbeat go on
+	sleepFirst = 10   // ms, tickEvery
+	sleepMost  = 1000 // ms; so that ticks and the heartbeat go on
+	sleepTicks = 10   // ticks after that time, which are as many as in ten shorter ones
 	sleepTight = 1    // ms, while there are no free frames: completions must be fetched
 )
 
@@ -712,17 +720,32 @@ func (l *Loop) loop(pin int) {
 		}
 		defer unpinThread()
 	}
-	last := l.eng.opts.Clock()
+	last, rests := l.eng.opts.Clock(), false
 	for !l.eng.stopping.Load() {
 		if l.step() {
-			last = l.now
+			last, rests = l.now, false
 			if gather := int64(l.prog.graph.Gather); gather > 0 && !l.full {
 				l.wait(gather)
 			}
 			continue
 		}
-		if l.now-last > spinFor && l.sleep() {
-			last = l.eng.opts.Clock()
+		if l.now-last <= spinFor {
+			continue
+		}
+		ms := sleepFirst
+		if rests {
+			ms = sleepMost
+		}
+		switch {
+		case l.sleep(ms):
+			last, rests = l.eng.opts.Clock(), false
+		case rests:
+			l.now = l.eng.opts.Clock()
+			for range sleepTicks {
+				l.tick()
+			}
+		default:
+			rests = true
 		}
 	}
 }
@@ -734,9 +757,9 @@ func (l *Loop) wait(ns int64) {
 	}
 }
 
-// sleep waits until a port, another core or a command has something, or time is up: then
-// it answers false, and one look is enough before it sleeps again.
-func (l *Loop) sleep() bool {
+// sleep waits until a port, another core or a command has something, or ms milliseconds
+// are over: then it answers false, and one look is enough before it sleeps again.
+func (l *Loop) sleep(ms int) bool {
 	l.sleeping.Store(true)
 	defer l.sleeping.Store(false)
 	// Who sends to this core looks at sleeping after it has put something into a
@@ -750,7 +773,6 @@ func (l *Loop) sleep() bool {
 			return true
 		}
 	}
-	ms := sleepMost
 	if len(l.free) <= l.reserve {
 		ms = sleepTight
 	}

@@ -273,7 +273,7 @@ func TestSleepLooksAtTheRings(t *testing.T) {
 		least := time.Hour
 		for range 5 {
 			begun := time.Now()
-			l.sleep()
+			l.sleep(sleepMost)
 			least = min(least, time.Since(begun))
 		}
 		return least
@@ -283,7 +283,7 @@ func TestSleepLooksAtTheRings(t *testing.T) {
 	most := time.Duration(0)
 	for begun := time.Now(); most < long && time.Since(begun) < 5*time.Second; {
 		at := time.Now()
-		woken := l.sleep()
+		woken := l.sleep(sleepMost)
 		most = max(most, time.Since(at))
 		if woken && time.Since(at) >= sleepMost*time.Millisecond {
 			t.Error("time was up, and it says that it was woken")
@@ -301,7 +301,7 @@ func TestSleepLooksAtTheRings(t *testing.T) {
 		if d := least(); d > long {
 			t.Errorf("with %s in its ring it sleeps %v", name, d)
 		}
-		if !l.sleep() {
+		if !l.sleep(sleepMost) {
 			t.Errorf("with %s in its ring it says that time was up", name)
 		}
 		ring.pop()
