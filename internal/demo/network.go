@@ -77,7 +77,8 @@ func (n *network) namespaces(ctx context.Context, names []string) error {
 		}
 	}
 	for _, name := range names {
-		if err := command(ctx, nil, "ip", "netns", "add", prefix+name); err != nil {
+		// Cut short, it would leave a namespace behind that nobody knows of.
+		if err := command(context.WithoutCancel(ctx), nil, "ip", "netns", "add", prefix+name); err != nil {
 			return err
 		}
 		n.spaces = append(n.spaces, name)
