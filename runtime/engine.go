@@ -732,22 +732,31 @@ func (l *Loop) loop(pin int) {
 		if l.now-last <= spinFor {
 			continue
 		}
-		ms := sleepFirst
-		if rests {
-			ms = sleepMost
-		}
-		switch {
-		case l.sleep(ms):
+		ms := l.rest(rests)
+		if l.sleep(ms) {
 			last, rests = l.eng.opts.Clock(), false
-		case rests:
+			continue
+		}
+		rests = true
+		if ms == sleepMost {
 			l.now = l.eng.opts.Clock()
 			for range sleepTicks {
 				l.tick()
 			}
-		default:
-			rests = true
 		}
 	}
+}
+
+// rest answers for how many milliseconds to sleep; again is whether the sleep before
+// this one ended by time alone.
+func (l *Loop) rest(again bool) int {
+	switch {
+	case len(l.free) <= l.reserve:
+		return sleepTight
+	case again:
+		return sleepMost
+	}
+	return sleepFirst
 }
 
 // wait lets a fuller vector gather for at most ns nanoseconds.
@@ -772,9 +781,6 @@ func (l *Loop) sleep(ms int) bool {
 		if w.frames.Len()+w.told.Len()+w.home.Len() > 0 {
 			return true
 		}
-	}
-	if len(l.free) <= l.reserve {
-		ms = sleepTight
 	}
 	woken := pollFDs(l.fds, ms)
 	l.waker.drain()

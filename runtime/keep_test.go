@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -118,7 +119,7 @@ func (o *columns) Received(_ int, _ *graph.Instance, v *packet.Vector, lanes pac
 }
 
 func TestBytesOfDrops(t *testing.T) {
-	r := newRig(t, draw(t, 1, "rx -> keeper", "keeper -> tx", "keeper.late -> tx"), 1, nil)
+	r := newRig(t, draw(t, 1, "rx -> keeper", "keeper -> tx", "keeper.late -> tx", "keeper.late -> tx"), 1, nil)
 	r.port().Limit(1)
 	r.port().Inject(0, numbered("x0", 3)...)
 	r.port().Inject(0, append(frames("d1"), make([]byte, 100))...)
@@ -273,7 +274,7 @@ func TestSleepLooksAtTheRings(t *testing.T) {
 		least := time.Hour
 		for range 5 {
 			begun := time.Now()
-			l.sleep(sleepMost)
+			l.sleep(l.rest(true))
 			least = min(least, time.Since(begun))
 		}
 		return least
@@ -283,7 +284,7 @@ func TestSleepLooksAtTheRings(t *testing.T) {
 	most := time.Duration(0)
 	for begun := time.Now(); most < long && time.Since(begun) < 5*time.Second; {
 		at := time.Now()
-		woken := l.sleep(sleepMost)
+		woken := l.sleep(l.rest(true))
 		most = max(most, time.Since(at))
 		if woken && time.Since(at) >= sleepMost*time.Millisecond {
 			t.Error("time was up, and it says that it was woken")
@@ -301,7 +302,7 @@ func TestSleepLooksAtTheRings(t *testing.T) {
 		if d := least(); d > long {
 			t.Errorf("with %s in its ring it sleeps %v", name, d)
 		}
-		if !l.sleep(sleepMost) {
+		if !l.sleep(l.rest(true)) {
 			t.Errorf("with %s in its ring it says that time was up", name)
 		}
 		ring.pop()
@@ -629,4 +630,42 @@ func TestSendersWake(t *testing.T) {
 	r.Step(1)
 	want(t, "woken by a message", woken(r.loops[0]), true)
 	sleeps(0, false)
+}
+
+// counter counts ticks.
+type counter struct{ n atomic.Int64 }
+
+func (c *counter) Tick(int64) { c.n.Add(1) }
+
+// A loop without work ticks once more soon, so that what has come is told, and then as
+// often as if it slept for shorter; without free frames it ticks no more often than that.
+func TestTicksWhileItSleeps(t *testing.T) {
+	for name, starved := range map[string]bool{"at rest": false, "without free frames": true} {
+		r := newRig(t, draw(t, 1, "rx -> keeper", "keeper -> tx", "keeper.late -> tx"), 1, func(o *Options) { o.Manual, o.Clock = false, nil })
+		l, c := r.loops[0], new(counter)
+		l.nodes[l.tickers[0]].ticker = c
+		if starved {
+			l.reserve = len(l.free)
+		}
+		begun := time.Now()
+		if err := r.Start(); err != nil {
+			t.Fatal(err)
+		}
+		for c.n.Load() < 1 && time.Since(begun) < 30*time.Second {
+			time.Sleep(time.Millisecond)
+		}
+		if took := time.Since(begun); took > sleepMost*time.Millisecond/2 {
+			t.Errorf("%s: the first tick comes after %v", name, took)
+		}
+		time.Sleep(3 * sleepMost * time.Millisecond)
+		seconds := time.Since(begun).Seconds()
+		least, most := 5*seconds, 50*seconds
+		if starved {
+			most = 150 * seconds // it is awake, and ticks every 10 ms
+		}
+		if n := float64(c.n.Load()); n < least || n > most {
+			t.Errorf("%s: %.0f ticks in %.1f s", name, n, seconds)
+		}
+		r.Stop()
+	}
 }

@@ -10,7 +10,7 @@
 // Everything listens on 127.0.0.1 of a network namespace of its own, in which TCP has the
 // congestion control of -congestion: one that paces, like bbr, sets a timer for every
 // piece that is sent, which then is most of what is measured. A namespace needs root;
-// -congestion ” does without, and takes the machine's. nginx with its stream module,
+// -congestion= does without, and takes the machine's. nginx with its stream module,
 // haproxy, wrk and openssl have to be in the path.
 package main
 
@@ -46,7 +46,7 @@ var (
 	only    = flag.String("only", "", "scenarios whose name matches this; idle is that of connections without requests")
 	binary  = flag.String("lbgraph", "bin/lbgraph", "the binary to measure")
 	idle    = flag.Int("idle", 6000, "idle connections whose memory is measured")
-	control = flag.String("congestion", "cubic", "TCP's congestion control, the kernel's default unless given, in a namespace that needs root; '' is the machine's")
+	control = flag.String("congestion", "cubic", "TCP's congestion control, the kernel's default unless given, in a namespace that needs root; empty is the machine's")
 	threads = flag.Int("threads", runtime.NumCPU(), "workers of nginx, threads of haproxy, GOMAXPROCS of lbgraph")
 )
 
@@ -74,7 +74,7 @@ const congestion = "/proc/sys/net/ipv4/tcp_congestion_control"
 func isolate(name string) error {
 	runtime.LockOSThread() // the namespace is the thread's, which exec makes the only one
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		return fmt.Errorf("making a network namespace: %w: run as root, or with -congestion ''", err)
+		return fmt.Errorf("making a network namespace: %w: run as root, or with -congestion=", err)
 	}
 	lo, err := netlink.LinkByName("lo")
 	if err == nil {

@@ -68,15 +68,7 @@ func TestClientGone(t *testing.T) {
 					if reset {
 						_ = p.Conn.(*net.TCPConn).SetLinger(0)
 					}
-					left := time.Now()
-					_ = p.Close()
-					select {
-					case at := <-gone:
-						return at.Sub(left)
-					case <-time.After(5 * time.Second):
-						t.Fatalf("%s: not cancelled", name)
-					}
-					return 0
+					return leave(t, name, p, gone)
 				})
 				r.quiet()
 				if k := r.output("out", "client_gone"); k != n {
@@ -134,15 +126,7 @@ func TestClientGoneElsewhere(t *testing.T) {
 			}
 			p.send(c.request)
 			time.Sleep(c.wait)
-			left := time.Now()
-			_ = p.Close()
-			select {
-			case at := <-gone:
-				return at.Sub(left)
-			case <-time.After(5 * time.Second):
-				t.Fatalf("%s: not cancelled", c.name)
-			}
-			return 0
+			return leave(t, c.name, p, gone)
 		})
 		c.r.quiet()
 		if k := c.r.output("out", "client_gone"); k != n {
@@ -331,5 +315,20 @@ func TestGoneWhileConnecting(t *testing.T) {
 	r.quiet()
 	if b := r.engine.Stats()[0].Backends[0]; b.Failures != 0 {
 		t.Error("the backend is blamed")
+	}
+}
+
+// leave closes a client's connection and answers how long it takes until the backend's is
+// gone.
+func leave(t *testing.T, name string, p *peer, gone <-chan time.Time) time.Duration {
+	t.Helper()
+	left := time.Now()
+	_ = p.Close()
+	select {
+	case at := <-gone:
+		return at.Sub(left)
+	case <-time.After(5 * time.Second):
+		t.Fatalf("%s: not cancelled", name)
+		return 0
 	}
 }
