@@ -77,35 +77,45 @@ func sortCandidates(set []candidate) {
 
 const (
 	tailSlots = 256 // with so few slots free, look at them instead of for them
-	queueSize = 64  // of a walker's queue of free slots
-	lookSteps = 16  // steps of a permutation that are taken at once
+	blockSize = 64  // steps of a permutation that are looked at together, at most
+	turnsSize = 512 // turns that are put in order together, at least
 )
 
-// walker is one backend on its way through its permutation. Its place is a
-// fraction of the table, as a number of 2⁻⁶⁴: there the step wraps around by
-// itself, and a multiplication gives the slot. It stands in the middle of slots,
-// and over MaxTable steps the rounded step drifts from there by less than a
-// millionth of a slot.
+// walker is one backend on its way through its permutation, in a block of it. A place
+// is a fraction of the table, as a number of 2⁻³²: there a step wraps around by itself,
+// and a multiplication gives the slot. The block begins in the middle of a slot, and
+// within it the rounded step drifts from there by less than a fiftieth of a slot.
 type walker struct {
-	at, step     uint64
-	offset, skip uint32
-	inv          uint32 // of skip modulo m, once the tail needs it
-	rank         uint16
-	head, size   uint16 // of queue
-	queue        [queueSize]uint32
+	open       uint64 // bit j: step j of the block is ahead, and was free when looked at
+	base, step uint32
+	rank       uint16
 }
 
-// turnGroup is a run of walkers of one weight.
+// path is what a walker needs rarely. In numbers of 2⁻⁶⁴ the drift over MaxTable steps
+// is less than a millionth of a slot.
+type path struct {
+	at, step     uint64 // of the next block
+	offset, skip uint32
+	inv          uint64 // of skip modulo the table's size, by that size, once the tail needs it
+}
+
+// turnGroup is a run of walkers of one weight. In each round its credit grows by twice
+// the weight, and by twice the largest weight it pays for a turn of each.
 type turnGroup struct {
-	lo, hi         int
+	lo, hi         uint16
 	weight, credit uint32
 }
 
 // builder is the scratch memory of a build.
 type builder struct {
-	free    []byte // by slot: 1 while it is free
+	taken   []byte // by slot: 1 once it is taken
+	block   uint32 // steps at a time; a multiple of 4
+	order   []int
 	walkers []walker
+	paths   []path // of the walkers
 	groups  []turnGroup
+	due     []uint16 // groups that have a turn in a round
+	turns   []uint16 // walkers in the order of their turns
 	tail    [tailSlots]uint32
 }
 
@@ -114,89 +124,103 @@ var builders = sync.Pool{New: func() any { return new(builder) }}
 // fillTable fills table, whose length is a prime, with the ranks of set, which is
 // in order. It equals the textbook's loop (see textbook in maglev_test.go) slot by
 // slot; docs/selection.md defines both. What makes it fast: each backend looks at
-// its next slots a block at a time, without branches, and queues the free ones; and
-// when few slots are left, the backend takes the one that comes first in its
-// permutation, computed instead of searched.
+// its next slots a block at a time, without branches, and keeps one bit for each that
+// is free, so that all backends fit a fast cache; and when few slots are left, the
+// backend takes the one that comes first in its permutation, computed instead of
+// searched.
 func fillTable(table []uint16, set []candidate) {
 	b := builders.Get().(*builder)
 	defer builders.Put(b)
-	m := uint32(len(table))
-	b.begin(m, set)
+	b.begin(uint32(len(table)), set)
 
-	free := b.free
-	left := len(table)
-	twice := 2 * b.groups[0].weight
-	want, wantBelow := uint(0), left+1
+	m := uint32(len(table))
 	var tail []uint32
-	magic := ^uint64(0)/uint64(m) + 1
-	for left > 0 {
-		for g := range b.groups {
-			g := &b.groups[g]
-			if g.credit += 2 * g.weight; g.credit < twice {
-				continue
-			}
-			g.credit -= twice
-			for i := g.lo; i < g.hi && left > 0; i++ {
-				w := &b.walkers[i]
-				if left > tailSlots {
-					if left < wantBelow {
-						want = min(max(uint(left/(2*len(set))), 1), queueSize-lookSteps)
-						wantBelow = left - left/8
-					}
-					c, ok := w.pop(free)
-					for !ok {
-						w.look(free, want)
-						c, ok = w.pop(free)
-					}
-					table[c] = w.rank
-					left--
-					continue
-				}
-				if tail == nil {
-					tail = b.rest()
-				}
-				j := w.first(tail, m, magic)
-				table[tail[j]] = w.rank
-				left--
-				tail[j] = tail[left]
-				tail = tail[:left]
-			}
+	for left := len(table); left > 0; {
+		turns := b.rounds()
+		turns = turns[:min(len(turns), left)]
+		fast := min(len(turns), max(left-tailSlots, 0))
+		for k := take(b.walkers, turns[:fast], b.taken, table); k < fast; {
+			b.look(turns[k])
+			k += take(b.walkers, turns[k:fast], b.taken, table)
 		}
+		for _, i := range turns[fast:] {
+			if tail == nil {
+				tail = b.rest()
+			}
+			j := b.paths[i].first(tail, m)
+			table[tail[j]] = b.walkers[i].rank
+			tail[j] = tail[len(tail)-1]
+			tail = tail[:len(tail)-1]
+		}
+		left -= len(turns)
 	}
 }
 
 // begin sets up the scratch memory: walkers in the order of their turns.
 func (b *builder) begin(m uint32, set []candidate) {
-	b.free = slices.Grow(b.free[:0], int(m))[:m]
-	for i := range b.free {
-		b.free[i] = 1
+	b.taken = slices.Grow(b.taken[:0], int(m))[:m]
+	clear(b.taken)
+	// What a backend knows of its block grows old while the others take their turns.
+	b.block = blockSize
+	if len(set) > 4*blockSize {
+		b.block = blockSize / 2
 	}
 	b.walkers = slices.Grow(b.walkers[:0], len(set))[:len(set)]
-	order := make([]int, len(set))
-	for i := range order {
-		order[i] = i
+	b.paths = slices.Grow(b.paths[:0], len(set))[:len(set)]
+	b.order = slices.Grow(b.order[:0], len(set))[:len(set)]
+	for i := range b.order {
+		b.order[i] = i
 	}
-	slices.SortStableFunc(order, func(x, y int) int { return cmp.Compare(set[y].weight, set[x].weight) })
-	b.groups = b.groups[:0]
-	for i, r := range order {
-		c := &set[r]
-		w := &b.walkers[i]
-		w.offset, w.skip = permutation(c.addr, c.port, m)
-		w.at, _ = bits.Div64(uint64(w.offset), 1<<63, uint64(m))
-		w.step, _ = bits.Div64(uint64(w.skip), 0, uint64(m))
-		w.inv, w.rank, w.head, w.size = 0, uint16(r), 0, 0
+	slices.SortStableFunc(b.order, func(x, y int) int { return cmp.Compare(set[y].weight, set[x].weight) })
+	b.groups, b.turns = b.groups[:0], b.turns[:0]
+	for i, r := range b.order {
+		c, p := &set[r], &b.paths[i]
+		p.offset, p.skip = permutation(c.addr, c.port, m)
+		p.at, _ = bits.Div64(uint64(p.offset), 1<<63, uint64(m))
+		p.step, _ = bits.Div64(uint64(p.skip), 0, uint64(m))
+		p.inv = 0
+		b.walkers[i] = walker{step: uint32(p.step >> 32), rank: uint16(r)}
 		if n := len(b.groups); n == 0 || b.groups[n-1].weight != c.weight {
-			b.groups = append(b.groups, turnGroup{lo: i, weight: c.weight, credit: set[order[0]].weight})
+			b.groups = append(b.groups, turnGroup{lo: uint16(i), weight: c.weight, credit: set[b.order[0]].weight})
 		}
-		b.groups[len(b.groups)-1].hi = i + 1
+		b.groups[len(b.groups)-1].hi = uint16(i + 1)
 	}
+	b.due = slices.Grow(b.due[:0], len(b.groups))[:len(b.groups)]
+}
+
+// rounds answers whose turns the next ones are, up to the end of a round.
+func (b *builder) rounds() []uint16 {
+	if len(b.groups) == 1 && len(b.turns) > 0 {
+		return b.turns // all rounds are alike
+	}
+	turns, due, pay := b.turns[:0], b.due, 2*b.groups[0].weight
+	for len(turns) < turnsSize {
+		// Weights make a pattern that no processor foresees: so without a branch.
+		n := 0
+		for i := range b.groups {
+			g := &b.groups[i]
+			credit := g.credit + 2*g.weight - pay
+			short := uint32(int32(credit) >> 31) // all ones where it does not pay
+			g.credit = credit + pay&short
+			due[n] = uint16(i)
+			n += int(1 + short)
+		}
+		for _, i := range due[:n] {
+			g := &b.groups[i]
+			for j := g.lo; j < g.hi; j++ {
+				turns = append(turns, j)
+			}
+		}
+	}
+	b.turns = turns
+	return turns
 }
 
 // rest lists the slots that are still free.
 func (b *builder) rest() []uint32 {
 	n := 0
 	for at := 0; ; at++ {
-		i := bytes.IndexByte(b.free[at:], 1)
+		i := bytes.IndexByte(b.taken[at:], 0)
 		if i < 0 {
 			return b.tail[:n]
 		}
@@ -206,67 +230,68 @@ func (b *builder) rest() []uint32 {
 	}
 }
 
-// pop takes the next slot off the queue that is still free. ok is false when the
-// queue has none.
-func (w *walker) pop(free []byte) (slot uint32, ok bool) {
-	for w.head < w.size {
-		c := w.queue[w.head%queueSize]
-		w.head++
-		if free[c] != 0 {
-			free[c] = 0
-			return c, true
+// take gives turns until a walker has to look for free slots, and answers how many. It
+// calls nothing, so that all it works with is in registers.
+func take(walkers []walker, turns []uint16, taken []byte, table []uint16) int {
+	m := uint64(len(table))
+	taken = taken[:len(table)]
+	for k, i := range turns {
+		w := &walkers[i]
+		for {
+			if w.open == 0 {
+				return k
+			}
+			j := uint32(bits.TrailingZeros64(w.open))
+			w.open &= w.open - 1
+			// Another may have taken it since.
+			if c := uint64(w.base+j*w.step) * m >> 32; taken[c] == 0 {
+				taken[c] = 1
+				table[c] = w.rank
+				break
+			}
 		}
 	}
-	return 0, false
+	return len(turns)
 }
 
-// look queues the next free slots of the permutation, at least want, which is at
-// most queueSize − lookSteps. One that another takes in the meantime is skipped
-// by pop.
-func (w *walker) look(free []byte, want uint) {
-	m := uint64(len(free))
-	at, step := w.at, w.step
-	k := uint(0)
-	for k < want {
-		for range lookSteps / 4 {
-			c0 := at >> 32 * m >> 32
-			at += step
-			c1 := at >> 32 * m >> 32
-			at += step
-			c2 := at >> 32 * m >> 32
-			at += step
-			c3 := at >> 32 * m >> 32
-			at += step
-			w.queue[k%queueSize] = uint32(c0)
-			k += uint(free[c0])
-			w.queue[k%queueSize] = uint32(c1)
-			k += uint(free[c1])
-			w.queue[k%queueSize] = uint32(c2)
-			k += uint(free[c2])
-			w.queue[k%queueSize] = uint32(c3)
-			k += uint(free[c3])
+// look takes walker i to the next block of its permutation that has free slots.
+func (b *builder) look(i uint16) {
+	w, p, taken := &b.walkers[i], &b.paths[i], b.taken
+	m, step := uint64(len(taken)), w.step
+	for w.open == 0 {
+		w.base = uint32(p.at >> 32)
+		p.at += uint64(b.block) * p.step
+		at := w.base + b.block*step // backwards, since the first one is the lowest bit
+		shut := uint64(0)
+		for range b.block / 4 {
+			at -= step
+			shut = shut*2 + uint64(taken[uint64(at)*m>>32])
+			at -= step
+			shut = shut*2 + uint64(taken[uint64(at)*m>>32])
+			at -= step
+			shut = shut*2 + uint64(taken[uint64(at)*m>>32])
+			at -= step
+			shut = shut*2 + uint64(taken[uint64(at)*m>>32])
 		}
+		w.open = shut ^ (1<<b.block - 1)
 	}
-	w.at, w.head, w.size = at, 0, uint16(k)
 }
 
-// first answers which of the free slots comes first in w's permutation: slot c
-// stands at (c − offset) / skip modulo m. All free ones are still ahead of w.
-// magic is 2^64/m rounded up; it divides exactly what is below 2^40.
-func (w *walker) first(slots []uint32, m uint32, magic uint64) int {
-	if w.inv == 0 {
-		w.inv = inverse(w.skip, m)
+// first answers which of the free slots comes first in p's permutation: slot c stands
+// at (c − offset) / skip modulo m. All free ones are still ahead. By m that is a fraction,
+// of which a multiplication in numbers of 2⁻⁶⁴ keeps what counts: two are apart by 1/m at
+// least, and rounding makes less than 2⁻⁴⁰ of it, with a slot's index in the low bits.
+func (p *path) first(slots []uint32, m uint32) int {
+	if p.inv == 0 {
+		p.inv, _ = bits.Div64(uint64(inverse(p.skip, m)), uint64(m-1), uint64(m)) // rounded up
 	}
-	best, at := ^uint64(0), 0
-	inv, up := uint64(w.inv), uint64(m-w.offset)
+	least, inv, up := ^uint64(0), p.inv, uint64(m-p.offset)
 	for j, c := range slots {
-		x := (uint64(c) + up) * inv
-		q, _ := bits.Mul64(x, magic)
-		if r := x - q*uint64(m); r < best {
-			best, at = r, j
+		if x := (uint64(c)+up)*inv&^(tailSlots-1) | uint64(j); x < least {
+			least = x
 		}
 	}
-	return at
+	return int(least % tailSlots)
 }
 
 // inverse answers the x with a·x = 1 modulo the prime m, by Euclid's algorithm.

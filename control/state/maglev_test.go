@@ -109,6 +109,34 @@ func TestFillEqualsTextbook(t *testing.T) {
 	}
 }
 
+// Where a build changes its ways: one backend, backends whose blocks are short, one
+// heavy backend among many, and sizes about the number of slots that the tail begins at.
+func TestFillAtItsEdges(t *testing.T) {
+	r := rand.New(rand.NewPCG(17, 18))
+	check := func(m int, set []candidate) {
+		t.Helper()
+		table := make([]uint16, m)
+		fillTable(table, set)
+		if !slices.Equal(table, textbook(m, set)) {
+			t.Errorf("m=%d n=%d: tables differ", m, len(set))
+		}
+	}
+	for _, n := range []int{1, 2, 4*blockSize - 1, 4 * blockSize, 4*blockSize + 1, turnsSize - 1, turnsSize, turnsSize + 1, 2000} {
+		for _, m := range []int{251, 257, 769, 16411} {
+			check(m, randomSet(r, n, 1))
+			check(m, randomSet(r, n, 1000))
+		}
+	}
+	for _, n := range []int{3, 60} {
+		set := randomSet(r, n, 1)
+		set[n/2].weight = 1000
+		check(4099, set)
+	}
+	if !testing.Short() {
+		check(MaxTable, randomSet(r, 700, 3))
+	}
+}
+
 func TestFillMoreBackendsThanSlots(t *testing.T) {
 	set := randomSet(rand.New(rand.NewPCG(3, 4)), 1000, 1)
 	table := make([]uint16, 251)
@@ -361,6 +389,16 @@ func TestSelectionVectors(t *testing.T) {
 }
 
 func BenchmarkMaglevBuild(b *testing.B) {
+	weighted := equalSet(20)
+	for i := range weighted {
+		weighted[i].weight = uint32(5 + 37*i%100)
+	}
+	b.Run("weights=20/fill", func(b *testing.B) {
+		table := make([]uint16, 65537)
+		for b.Loop() {
+			fillTable(table, weighted)
+		}
+	})
 	for _, n := range []int{5, 20, 100, 200} {
 		set := equalSet(n)
 		b.Run(fmt.Sprintf("backends=%d/fill", n), func(b *testing.B) {
