@@ -47,3 +47,24 @@ func TestPoolsAreBuiltInParallel(t *testing.T) {
 		t.Errorf("%d builds in %v", b, took)
 	}
 }
+
+// What is measured as the work of one core is not shared out.
+func TestOneBuilderAtATime(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(4))
+	s := NewStore()
+	defer s.Close()
+	s.builders = 1
+	var active, together atomic.Int64
+	s.build = func(j *job) {
+		if active.Add(1) > 1 {
+			together.Add(1)
+		}
+		time.Sleep(time.Millisecond) // another would begin now
+		j.build()
+		active.Add(-1)
+	}
+	apply(t, s, manyPools(12, 5, false))
+	if n := together.Load(); n != 0 {
+		t.Errorf("%d tables were built beside others", n)
+	}
+}

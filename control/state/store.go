@@ -38,6 +38,7 @@ type Store struct {
 	memo memo
 	// Tables that were built, and the nanoseconds it took.
 	build    func(*job) // of a table, on one of several cores
+	builders int        // tables that are built at a time; 0: as many as there are cores
 	builds   atomic.Uint64
 	building atomic.Int64
 	seen     map[uint64]func(*Snapshot)
@@ -958,7 +959,7 @@ func (s *Store) publish() {
 	s.mu.Unlock()
 
 	if begun := time.Now(); len(due) > 0 {
-		buildAll(due, s.build)
+		s.buildAll(due)
 		s.builds.Add(uint64(len(due)))
 		s.building.Add(int64(time.Since(begun)))
 	}
@@ -1005,18 +1006,22 @@ func (s *Store) Builds() (n uint64, took time.Duration) {
 	return s.builds.Load(), time.Duration(s.building.Load())
 }
 
-// buildAll has tables built on as many cores as there are.
-func buildAll(due []*job, build func(*job)) {
+// buildAll has tables built on several cores.
+func (s *Store) buildAll(due []*job) {
 	var next atomic.Int64
 	var wg sync.WaitGroup
-	for range min(len(due), runtime.GOMAXPROCS(0)) {
+	builders := s.builders
+	if builders == 0 {
+		builders = runtime.GOMAXPROCS(0)
+	}
+	for range min(len(due), builders) {
 		wg.Go(func() {
 			for {
 				i := int(next.Add(1)) - 1
 				if i >= len(due) {
 					return
 				}
-				build(due[i])
+				s.build(due[i])
 			}
 		})
 	}
