@@ -196,15 +196,16 @@ func Selection(runs int) ([]float64, error) {
 	for i := range hashes {
 		hashes[i] = packet.Mix(uint64(i+1)*0x9e3779b97f4a7c15, 0xd6e8feb86659fd93)
 	}
-	p, sum := &s.Pools[1], uint32(0)
-	defer func() { runtime.KeepAlive(sum) }()
-	return loop(8*len(hashes), runs, func() {
+	p, all := &s.Pools[1], hashes[:]
+	return loop(8*len(all), runs, func() {
+		sum := uint32(0) // in a register
 		for range 8 {
-			for _, h := range hashes {
+			for _, h := range all {
 				slot, _ := p.Select(h)
 				sum += slot
 			}
 		}
+		runtime.KeepAlive(sum)
 	}), nil
 }
 

@@ -334,13 +334,14 @@ func (s *Snapshot) Find(pool, name string) (p *Pool, slot uint32, ok bool) {
 	return nil, 0, false
 }
 
-// Select answers the slot of the pool that hash leads to; ok is false when no
-// member is usable.
+// Select answers the slot of the pool that hash leads to; ok is false, and slot NoSlot,
+// when no member is usable. It is small enough to be inlined.
 func (p *Pool) Select(hash uint64) (slot uint32, ok bool) {
-	if c := p.Cell(hash); c != nil {
-		return uint32(*c), *c != NoSlot
+	slot = NoSlot
+	if at, ok := p.cell(hash); ok {
+		slot = uint32(p.Table[at])
 	}
-	return 0, false
+	return slot, slot != NoSlot
 }
 
 // Cell answers the cell of the table that Select reads, so that it can be
