@@ -989,7 +989,7 @@ func (s *Store) publish() {
 
 // candidates answers p's usable members in the order of their ranks.
 func (s *Store) candidates(p *pool) []candidate {
-	var set []candidate
+	set := make([]candidate, 0, len(p.members))
 	for _, m := range p.members {
 		if m != nil && m.gen == 0 && m.status == Up {
 			m.built = s.weightOf(m)
