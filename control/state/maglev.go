@@ -88,7 +88,7 @@ const (
 type walker struct {
 	open       uint64 // bit j: step j of the block is ahead, and was free when looked at
 	base, step uint32
-	rank       uint16
+	slot       uint16 // of the member: what its cells of the table say
 }
 
 // path is what a walker needs rarely. In numbers of 2⁻⁶⁴ the drift over MaxTable steps
@@ -121,7 +121,7 @@ type builder struct {
 
 var builders = sync.Pool{New: func() any { return new(builder) }}
 
-// fillTable fills table, whose length is a prime, with the ranks of set, which is
+// fillTable fills table, whose length is a prime, with the slots of set, which is
 // in order. It equals the textbook's loop (see textbook in maglev_test.go) slot by
 // slot; docs/selection.md defines both. What makes it fast: each backend looks at
 // its next slots a block at a time, without branches, and keeps one bit for each that
@@ -148,7 +148,7 @@ func fillTable(table []uint16, set []candidate) {
 				tail = b.rest()
 			}
 			j := b.paths[i].first(tail, m)
-			table[tail[j]] = b.walkers[i].rank
+			table[tail[j]] = b.walkers[i].slot
 			tail[j] = tail[len(tail)-1]
 			tail = tail[:len(tail)-1]
 		}
@@ -179,7 +179,7 @@ func (b *builder) begin(m uint32, set []candidate) {
 		p.at, _ = bits.Div64(uint64(p.offset), 1<<63, uint64(m))
 		p.step, _ = bits.Div64(uint64(p.skip), 0, uint64(m))
 		p.inv = 0
-		b.walkers[i] = walker{step: uint32(p.step >> 32), rank: uint16(r)}
+		b.walkers[i] = walker{step: uint32(p.step >> 32), slot: c.slot}
 		if n := len(b.groups); n == 0 || b.groups[n-1].weight != c.weight {
 			b.groups = append(b.groups, turnGroup{lo: uint16(i), weight: c.weight, credit: set[b.order[0]].weight})
 		}
@@ -246,7 +246,7 @@ func take(walkers []walker, turns []uint16, taken []byte, table []uint16) int {
 			// Another may have taken it since.
 			if c := uint64(w.base+j*w.step) * m >> 32; taken[c] == 0 {
 				taken[c] = 1
-				table[c] = w.rank
+				table[c] = w.slot
 				break
 			}
 		}
@@ -310,12 +310,17 @@ func inverse(a, m uint32) uint32 {
 }
 
 // digest answers the number by which nodes compare their tables: of the usable
-// members in order and the table of ranks; withSeed adds the pool's seed.
+// members in order and the table, with ranks for its slots; withSeed adds the pool's seed.
 func digest(table []uint16, set []candidate) uint64 {
-	h := packet.Mix(digestK0, uint64(len(table))^digestK1)
+	h, slots := packet.Mix(digestK0, uint64(len(table))^digestK1), 0
 	for i := range set {
 		c := &set[i]
 		h = packet.Mix(packet.Mix(h^c.addr.Hi, digestK2)^c.addr.Lo, uint64(c.port)<<16^uint64(c.weight)^digestK3)
+		slots = max(slots, int(c.slot)+1)
+	}
+	rank := make([]uint16, slots)
+	for i := range set {
+		rank[set[i].slot] = uint16(i)
 	}
 	// Four chains side by side, since one multiplication waits for the last.
 	l := [4]uint64{h ^ digestK0, h ^ digestK1, h ^ digestK2, h ^ digestK3}
@@ -323,11 +328,11 @@ func digest(table []uint16, set []candidate) uint64 {
 	for ; i+16 <= len(table); i += 16 {
 		for j := range l {
 			t := table[i+4*j : i+4*j+4 : i+4*j+4]
-			l[j] = packet.Mix(l[j]^(uint64(t[0])<<48|uint64(t[1])<<32|uint64(t[2])<<16|uint64(t[3])), digestK2)
+			l[j] = packet.Mix(l[j]^(uint64(rank[t[0]])<<48|uint64(rank[t[1]])<<32|uint64(rank[t[2]])<<16|uint64(rank[t[3]])), digestK2)
 		}
 	}
 	for ; i < len(table); i++ {
-		l[0] = packet.Mix(l[0]^uint64(table[i]), digestK2)
+		l[0] = packet.Mix(l[0]^uint64(rank[table[i]]), digestK2)
 	}
 	return packet.Mix(packet.Mix(packet.Mix(l[0]^digestK1, l[1]^digestK0)^l[2], digestK3)^l[3], digestK0)
 }

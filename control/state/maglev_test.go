@@ -43,7 +43,7 @@ func textbook(m int, set []candidate) []uint16 {
 				c := (offset[i] + next[i]*skip[i]) % uint64(m)
 				next[i]++
 				if table[c] == NoSlot {
-					table[c] = uint16(i)
+					table[c] = set[i].slot
 					break
 				}
 			}
@@ -75,6 +75,17 @@ func randomSet(r *rand.Rand, n int, weights int) []candidate {
 		}
 	}
 	sortCandidates(set)
+	for i := range set {
+		set[i].slot = uint16(i)
+	}
+	return set
+}
+
+// scattered gives set slots that are not its ranks, as in a pool that has lost members.
+func scattered(r *rand.Rand, set []candidate) []candidate {
+	for i, slot := range r.Perm(2 * len(set))[:len(set)] {
+		set[i].slot = uint16(slot)
+	}
 	return set
 }
 
@@ -94,7 +105,7 @@ func TestFillEqualsTextbook(t *testing.T) {
 		if testing.Short() && m > 5000 {
 			continue
 		}
-		set := randomSet(r, 1+r.IntN(min(300, 2*m)), []int{1, 3, 1000}[r.IntN(3)])
+		set := scattered(r, randomSet(r, 1+r.IntN(min(300, 2*m)), []int{1, 3, 1000}[r.IntN(3)]))
 		table := make([]uint16, m)
 		fillTable(table, set)
 		if !slices.Equal(table, textbook(m, set)) {
@@ -146,6 +157,25 @@ func TestFillMoreBackendsThanSlots(t *testing.T) {
 	}
 }
 
+// Slots do not enter the digest: nodes that number members differently agree.
+func TestDigestIsOfRanks(t *testing.T) {
+	r := rand.New(rand.NewPCG(19, 20))
+	for _, m := range []int{251, 1009, 65537} {
+		set := randomSet(r, 40, 3)
+		table := make([]uint16, m)
+		fillTable(table, set)
+		want := digest(table, set)
+		fillTable(table, scattered(r, set))
+		if got := digest(table, set); got != want {
+			t.Errorf("m=%d: %016x with slots scattered, %016x by rank", m, got, want)
+		}
+		set[0].slot, set[1].slot = set[1].slot, set[0].slot
+		if digest(table, set) == want {
+			t.Errorf("m=%d: the digest does not see whose cells are whose", m)
+		}
+	}
+}
+
 // A1: removing 1 of 100 equal backends moves at most 2 % of the other slots.
 func TestDisruption(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 6))
@@ -159,15 +189,11 @@ func TestDisruption(t *testing.T) {
 		fillTable(after, slices.Delete(slices.Clone(set), gone, gone+1))
 		others, moved := 0, 0
 		for c, was := range before {
-			if int(was) == gone {
+			if was == set[gone].slot {
 				continue
 			}
 			others++
-			now := int(after[c])
-			if now >= gone {
-				now++
-			}
-			if now != int(was) {
+			if after[c] != was {
 				moved++
 			}
 		}
@@ -198,15 +224,11 @@ func TestDisruptionByPort(t *testing.T) {
 			fillTable(after, slices.Delete(slices.Clone(set), gone, gone+1))
 			others, moved := 0, 0
 			for c, was := range before {
-				if int(was) == gone {
+				if was == set[gone].slot {
 					continue
 				}
 				others++
-				now := int(after[c])
-				if now >= gone {
-					now++
-				}
-				if now != int(was) {
+				if after[c] != was {
 					moved++
 				}
 			}

@@ -1035,15 +1035,6 @@ func (j *job) build() {
 	j.table = make([]uint16, j.size)
 	fillTable(j.table, j.set)
 	j.digest = digest(j.table, j.set)
-	same := true
-	for i := range j.set {
-		same = same && int(j.set[i].slot) == i
-	}
-	if !same {
-		for i, r := range j.table {
-			j.table[i] = j.set[r].slot
-		}
-	}
 }
 
 // snapshot makes the snapshot of generation gen.
