@@ -27,12 +27,13 @@ const (
 // A Matcher finds the service of a destination. It is immutable once built, so
 // any number of cores may read it.
 //
-// The exact table answers nearly all packets with one look: services of one
-// address, one protocol and one port. Behind it, every address and prefix has a
+// The exact tables answer nearly all packets with one look: services of one
+// address, one protocol and one port. Behind them, every address and prefix has a
 // destination: for TCP, UDP and the rest, disjoint runs of ports in order, into
 // which all services of the address or prefix were resolved when it was built.
 type Matcher struct {
-	exact     []exactEntry // open addressing, at most half full
+	exact4    exact4Table
+	exact     []exactEntry // of IPv6 addresses; open addressing, at most half full
 	dests     []destEntry  // likewise, by masked address
 	lens4     []uint8      // prefix lengths in use, longest first, in bits of packet.Addr
 	lens6     []uint8
@@ -41,7 +42,61 @@ type Matcher struct {
 	destMask  uint32
 }
 
-// exactEntry is one service of a single address, protocol and port; service 0
+// exact4Table is the services of single IPv4 addresses: open addressing, at most half
+// full. It has a place or more.
+type exact4Table struct {
+	entries []exact4Entry
+	mask    uint64 // of an offset in bytes
+}
+
+// exact4Entry is one service of a single IPv4 address, protocol and port; service 0
+// marks a free place.
+type exact4Entry struct {
+	key     uint64 // see key4
+	service uint32
+}
+
+const exact4Size = uint64(unsafe.Sizeof(exact4Entry{}))
+
+// key4 is address, protocol and port in one word.
+func key4(dst packet.Addr, proto uint8, port uint16) uint64 {
+	return dst.Lo<<32 | uint64(proto)<<16 | uint64(port)
+}
+
+// at answers the offset in bytes of the first place where key may stand. Multiplying
+// alone would leave the port out of the lower bits of a product's upper half where many addresses
+// follow each other.
+func (t *exact4Table) at(key uint64) uint64 {
+	key *= permK0 | 1
+	return (key ^ key>>32) >> 8 & t.mask
+}
+
+func (t *exact4Table) entry(at uint64) *exact4Entry {
+	return (*exact4Entry)(unsafe.Add(unsafe.Pointer(unsafe.SliceData(t.entries)), at))
+}
+
+// find answers the service of key, 0 if there is none.
+func (t *exact4Table) find(key uint64) uint32 {
+	for at := t.at(key); ; at = (at + exact4Size) & t.mask {
+		if e := t.entry(at); e.key == key || e.service == 0 {
+			return e.service
+		}
+	}
+}
+
+// add enters a service, unless key has one.
+func (t *exact4Table) add(key uint64, service uint32) {
+	at := t.at(key)
+	for t.entry(at).service != 0 {
+		if t.entry(at).key == key {
+			return
+		}
+		at = (at + exact4Size) & t.mask
+	}
+	*t.entry(at) = exact4Entry{key, service}
+}
+
+// exactEntry is one service of a single IPv6 address, protocol and port; service 0
 // marks a free place.
 type exactEntry struct {
 	addr    packet.Addr
@@ -86,15 +141,12 @@ func (m *Matcher) Match(dst packet.Addr, proto uint8, port uint16) (service uint
 	if m == nil || len(m.dests) == 0 {
 		return 0, NotVIP
 	}
-	key := uint32(proto)<<16 | uint32(port)
-	for i := exactHash(dst, key); ; i++ {
-		e := &m.exact[i&m.exactMask&uint32(len(m.exact)-1)]
-		if e.service == 0 {
-			break
+	if dst.Is4() {
+		if s := m.exact4.find(key4(dst, proto, port)); s != 0 {
+			return s, Served
 		}
-		if e.addr == dst && e.port == key {
-			return e.service, Served
-		}
+	} else if s := m.find6(dst, uint32(proto)<<16|uint32(port)); s != 0 {
+		return s, Served
 	}
 	d := m.dest(dst)
 	if d == nil {
@@ -123,13 +175,14 @@ func (m *Matcher) MatchAddr(dst packet.Addr) bool {
 	return m != nil && len(m.dests) != 0 && m.dest(dst) != nil
 }
 
-// Line answers the memory that Match reads first for this destination, to be
-// prefetched; nil when there is none.
-func (m *Matcher) Line(dst packet.Addr, proto uint8, port uint16) unsafe.Pointer {
-	if len(m.exact) == 0 {
-		return nil
+// find6 answers the service of an IPv6 address, protocol and port, 0 if there is none.
+func (m *Matcher) find6(dst packet.Addr, port uint32) uint32 {
+	for i := exactHash(dst, port); ; i++ {
+		e := &m.exact[i&m.exactMask&uint32(len(m.exact)-1)]
+		if e.addr == dst && e.port == port || e.service == 0 {
+			return e.service
+		}
 	}
-	return unsafe.Pointer(&m.exact[exactHash(dst, uint32(proto)<<16|uint32(port))&m.exactMask&uint32(len(m.exact)-1)])
 }
 
 // dest answers the most specific destination that covers dst, or nil.
@@ -214,16 +267,27 @@ func newMatcher(rules []rule) *Matcher {
 		return cmp.Or(cmp.Compare(yb, xb), cmp.Compare(x.Hi, y.Hi), cmp.Compare(x.Lo, y.Lo),
 			cmp.Compare(min(1, b.proto), min(1, a.proto)), cmp.Compare(a.hi-a.lo, b.hi-b.lo), cmp.Compare(a.lo, b.lo))
 	})
-	singles, dests := 0, 0
+	singles4, singles6, dests := 0, 0, 0
 	for i := range rules {
 		if r := &rules[i]; r.exact() {
-			singles++
+			if r.prefix.Addr().Is4() {
+				singles4++
+			} else {
+				singles6++
+			}
 		}
 		if i == 0 || rules[i].prefix.Masked() != rules[i-1].prefix.Masked() {
 			dests++
 		}
 	}
-	m.exact = make([]exactEntry, tableSize(singles))
+	if singles4 <= 4096 {
+		// A table that stays in the cache anyway has room, so that hardly any key is
+		// behind another.
+		singles4 = max(64, 4*singles4)
+	}
+	m.exact4.entries = make([]exact4Entry, tableSize(singles4))
+	m.exact4.mask = uint64(len(m.exact4.entries)-1) * exact4Size
+	m.exact = make([]exactEntry, tableSize(singles6))
 	m.dests = make([]destEntry, tableSize(dests))
 	m.exactMask, m.destMask = uint32(len(m.exact)-1), uint32(len(m.dests)-1)
 	for len(rules) > 0 {
@@ -271,7 +335,11 @@ func (m *Matcher) addDest(rules []rule) {
 	for i := range rules {
 		r := &rules[i]
 		d.leave = d.leave && r.leave
-		if r.exact() {
+		switch {
+		case !r.exact():
+		case a.Is4():
+			m.exact4.add(key4(a, r.proto, r.lo), r.service)
+		default:
 			m.addExact(exactEntry{a, uint32(r.proto)<<16 | uint32(r.lo), r.service})
 		}
 	}
@@ -325,22 +393,20 @@ func (m *Matcher) MatchDense(v *packet.Vector, n int) (served packet.Lanes) {
 	if len(m.dests) == 0 {
 		return 0
 	}
-	var at [packet.Size]uint32
-	exact := m.exact
-	mask := uint32(len(exact) - 1)
 	n = min(n, packet.Size)
 	for i := range n {
-		at[i] = exactHash(v.Dst[i], uint32(v.Proto[i])<<16|uint32(v.DPort[i])) & mask
-	}
-	for i := range n {
-		if f := v.Flags[i]; f&(packet.Later|packet.ICMP) != 0 || f&packet.V6 != 0 && v.Dst[i].Is4() {
+		f := v.Flags[i]
+		if f&(packet.V6|packet.Later|packet.ICMP) == 0 {
+			key := key4(v.Dst[i], v.Proto[i], v.DPort[i])
+			if e := m.exact4.entry(m.exact4.at(key)); e.key == key && e.service != 0 {
+				v.VIP[i] = e.service
+				served |= packet.Lane(i)
+				continue
+			}
+		} else if f&(packet.Later|packet.ICMP) != 0 || v.Dst[i].Is4() {
 			continue
 		}
-		e := &exact[at[i]&mask]
-		if e.port == uint32(v.Proto[i])<<16|uint32(v.DPort[i]) && e.addr == v.Dst[i] && e.service != 0 {
-			v.VIP[i] = e.service
-			served |= packet.Lane(i)
-		} else if s, verdict := m.Match(v.Dst[i], v.Proto[i], v.DPort[i]); verdict == Served {
+		if s, verdict := m.Match(v.Dst[i], v.Proto[i], v.DPort[i]); verdict == Served {
 			v.VIP[i] = s
 			served |= packet.Lane(i)
 		}
