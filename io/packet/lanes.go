@@ -36,6 +36,9 @@ func (l Lanes) Has(i int) bool { return l>>(uint(i)&63)&1 != 0 }
 //	}
 func (l Lanes) Next() int { return bits.TrailingZeros64(uint64(l)) }
 
+// End answers the number behind the highest lane of the set; 0 for the empty set.
+func (l Lanes) End() int { return bits.Len64(uint64(l)) }
+
 // Dense tells whether the set is exactly lanes 0 … n−1: then a counting loop is
 // two to three times cheaper than the walk over bits.
 func (l Lanes) Dense() (n int, ok bool) {

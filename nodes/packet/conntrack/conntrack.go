@@ -145,21 +145,13 @@ type node struct {
 	infos []state.ServiceInfo
 	words []state.Word
 
-	// Of the vector and the chunk in hand.
-	batches [2]batch
-	lanes   [packet.Size]uint8
-	lane    [chunk]uint8
-	at      [chunk]unsafe.Pointer
-	far     [2 * chunk]unsafe.Pointer
+	// Of the vector in hand.
+	batch batch
+	// Of the chunk in hand, of lanes with wide keys.
+	lane [chunk]uint8
+	at   [chunk]unsafe.Pointer
+	far  [2 * chunk]unsafe.Pointer
 }
-
-// allLanes is the lanes of a full vector, in order.
-var allLanes = func() (l [packet.Size]uint8) {
-	for i := range l {
-		l[i] = uint8(i)
-	}
-	return l
-}()
 
 func newNode(c Config, core graph.Core, cell *state.Cell) (*node, error) {
 	t, err := newTables(c.Entries)
@@ -280,49 +272,44 @@ func (n *node) mayVisit() bool {
 	return true
 }
 
-// A batch is what is known of the lanes of a chunk while they are looked up.
+// A batch is what is known of the lanes of a vector while they are looked up, and until
+// flows that were not found are entered.
 type batch struct {
-	key   [chunk]uint64
-	home  [chunk]uint32 // offset of the home line in the array of lines
-	about [chunk]uint64 // state.ServiceInfo.Plain | FIN, SYN and RST <<4
-	place [chunk]uint8  // 1 + place in the line; 0 is none
+	key   [packet.Size]uint64
+	home  [packet.Size]uint32 // offset of the home line in the array of lines
+	about [packet.Size]uint64 // state.ServiceInfo.Plain | FIN, SYN and RST <<4
+	place [packet.Size]uint8  // place in the line, 5 for none
 }
 
 // noKey is no flow's key, as there is no service 0; nor is it that of free places.
 const noKey = 1
 
 // look finds the flows of the lanes in, enters backend and slot of those that it
-// finds, and answers them. It goes over a chunk of lanes in steps, so that the
+// finds, and answers them. It goes over chunks of lanes in steps, so that the
 // waits for memory overlap: form the keys, find their lines and ask for them,
 // compare, decide. The steps are loops of their own, since each then has its values
 // in registers. What is not plain (a key that is wide or away from home, a related
 // packet, a service that led to another pool, a table that moves) is left to lookLater.
 func (n *node) look(v *packet.Vector, in packet.Lanes) (hits packet.Lanes) {
-	lanes := n.lanes[:0]
-	if m, ok := in.Dense(); ok {
-		lanes = allLanes[:m]
-	} else {
-		for l := in; l != 0; l &= l - 1 {
-			lanes = append(lanes, uint8(l.Next()))
-		}
-	}
-	// The lines of a chunk are on their way while the chunk before is decided.
-	b := &n.batches
 	var later packet.Lanes
-	now := lanes[:min(chunk, len(lanes))]
-	later = n.form(v, now, &b[0])
-	n.cur.compact.aim(&b[0], len(now))
-	for turn := 0; len(now) > 0; turn ^= 1 {
-		lanes = lanes[len(now):]
-		next := lanes[:min(chunk, len(lanes))]
-		if len(next) > 0 {
-			later |= n.form(v, next, &b[turn^1])
-			n.cur.compact.aim(&b[turn^1], len(next))
+	// The lines of a chunk are on their way while the chunk before is decided.
+	from, to := 0, 0
+	for rest := in; rest != 0; {
+		next := rest.Next() &^ (chunk - 1)
+		now := rest & (packet.All(chunk) << next)
+		rest &^= now
+		end := now.End()
+		later |= n.form(v, next, end, now)
+		n.cur.compact.aim(&n.batch, next, end)
+		if to > 0 {
+			h, l := n.decide(v, from, to)
+			hits, later = hits|h, later|l
 		}
-		n.cur.compact.compare(&b[turn], len(now))
-		h, l := n.decide(v, now, &b[turn])
+		from, to = next, end
+	}
+	if to > 0 {
+		h, l := n.decide(v, from, to)
 		hits, later = hits|h, later|l
-		now = next
 	}
 	if later != 0 {
 		hits |= n.lookLater(v, later)
@@ -330,67 +317,72 @@ func (n *node) look(v *packet.Vector, in packet.Lanes) (hits packet.Lanes) {
 	return hits
 }
 
-// form makes the keys of lanes. It answers the lanes that it leaves to lookLater,
-// whose key is noKey.
-func (n *node) form(v *packet.Vector, lanes []uint8, b *batch) (later packet.Lanes) {
-	infos := n.infos
-	for j, i := range lanes {
-		i, j := i&63, j&(chunk-1)
+// keyOf is the key of lane i for a plain service.
+func keyOf(v *packet.Vector, i int) uint64 {
+	return uint64(v.VIP[i&63])<<48 | uint64(v.SPort[i&63])<<32 | v.Src[i&63].Lo&0xffffffff
+}
+
+// form makes the keys of lanes from … to−1, as far as they are among in. It answers the
+// lanes that it leaves to lookLater, whose key is noKey.
+func (n *node) form(v *packet.Vector, from, to int, in packet.Lanes) (later packet.Lanes) {
+	infos, b := n.infos, &n.batch
+	for i := from; i < to; i++ {
+		i := i & 63
 		id := v.VIP[i]
-		b.key[j] = noKey
-		if uint64(id) >= uint64(len(infos)) {
+		b.key[i] = noKey
+		if !in.Has(i) || uint64(id) >= uint64(len(infos)) {
 			continue
 		}
 		plain := infos[id].Plain
 		if plain == 0 || v.Flags[i]&(packet.V6|packet.Related) != 0 {
-			later |= packet.Lane(int(i))
+			later |= packet.Lane(i)
 			continue
 		}
-		b.key[j] = uint64(id)<<48 | uint64(v.SPort[i])<<32 | v.Src[i].Lo&0xffffffff
-		b.about[j] = plain | uint64(v.TCP[i]&(packet.FIN|packet.SYN|packet.RST))<<4
+		b.key[i] = keyOf(v, i)
+		b.about[i] = plain | uint64(v.TCP[i]&(packet.FIN|packet.SYN|packet.RST))<<4
 	}
 	return later
 }
 
-// decide looks at the entries that were found. It answers the lanes that stay with
-// their entry's backend, and those that it leaves to lookLater.
-func (n *node) decide(v *packet.Vector, lanes []uint8, b *batch) (hits, later packet.Lanes) {
+// decide finds the keys of lanes from … to−1 in their home lines and looks at the entries. It answers
+// the lanes that stay with their entry's backend, and those that it leaves to lookLater.
+func (n *node) decide(v *packet.Vector, from, to int) (hits, later packet.Lanes) {
+	n.cur.compact.compare(&n.batch, from, to)
 	words, lines := n.words, unsafe.Pointer(unsafe.SliceData(n.cur.compact.lines))
-	clk, moving := &n.clk, n.old != nil
-	var odd packet.Lanes // of b
-	for j, i := range lanes {
-		i, j := i&63, j&(chunk-1)
-		l := (*line)(unsafe.Add(lines, b.home[j]))
-		p := uint(b.place[j]) - 1
+	clk, moving, b := &n.clk, n.old != nil, &n.batch
+	var odd packet.Lanes
+	for i := from; i < to; i++ {
+		i := i & 63
+		l := (*line)(unsafe.Add(lines, b.home[i]))
+		p := uint(b.place[i])
 		if p >= uint(len(l.st)) {
-			if b.key[j] != noKey && (l.over != 0 || moving) {
-				later |= packet.Lane(int(i))
+			if b.key[i] != noKey && (l.over != 0 || moving) {
+				later |= packet.Lane(i)
 			}
 			continue
 		}
 		w := l.st[p]
-		m := b.about[j]>>8 + uint64(slotOf(w))
+		m := b.about[i]>>8 + uint64(slotOf(w))
 		if m >= uint64(len(words)) {
 			continue
 		}
 		backend, status := words[m].Load()
-		k := uint32(b.about[j]) | stateOf(w)
+		k := uint32(b.about[i]) | stateOf(w)
 		age := clk.now[k&15] - uint16(w)
 		if (k^established)&0x73|uint32(status) != 0 || age > clk.ttl[k&15] {
-			odd |= packet.Lane(j)
+			odd |= packet.Lane(i)
 			continue
 		}
 		if age != 0 {
 			l.st[p] = w - uint32(uint16(w)) + uint32(clk.now[k&15])
 		}
 		v.Backend[i], v.Slot[i] = backend, slotOf(w)
-		hits |= packet.Lane(int(i))
+		hits |= packet.Lane(i)
 	}
 	for ; odd != 0; odd &= odd - 1 {
-		j := odd.Next() & (chunk - 1)
-		i := int(lanes[j])
-		st := &(*line)(unsafe.Add(lines, b.home[j])).st[b.place[j]-1]
-		backend, status := words[b.about[j]>>8+uint64(slotOf(*st))].Load()
+		i := odd.Next() & 63
+		st := &(*line)(unsafe.Add(lines, b.home[i])).st[b.place[i]]
+		backend, status := words[b.about[i]>>8+uint64(slotOf(*st))].Load()
 		if n.judge(v, i, st, backend, status, false) {
 			hits |= packet.Lane(i)
 		}
@@ -595,23 +587,14 @@ func (n *node) AfterSend(v *packet.Vector, lanes packet.Lanes) {
 		return
 	}
 	n.begin(v.Now)
-	chosen := n.lanes[:0]
+	var chosen packet.Lanes
 	for l := lanes; l != 0; l &= l - 1 {
 		i := l.Next() & 63
 		if v.Flags[i]&(packet.Chosen|packet.Related) == packet.Chosen && v.TCP[i]&(packet.FIN|packet.RST) == 0 && v.Slot[i] < state.MaxSlots {
-			chosen = append(chosen, uint8(i))
+			chosen |= packet.Lane(i)
 		}
 	}
-	b := &n.batches[0]
-	var later packet.Lanes
-	for len(chosen) > 0 {
-		now := chosen[:min(chunk, len(chosen))]
-		chosen = chosen[len(now):]
-		later |= n.form(v, now, b)
-		n.cur.compact.aim(b, len(now))
-		later |= n.enter(v, now, b)
-	}
-	for ; later != 0; later &= later - 1 {
+	for later := n.enter(v, chosen); later != 0; later &= later - 1 {
 		if i := later.Next() & 63; uint64(v.VIP[i]) < uint64(len(n.infos)) && n.infos[v.VIP[i]].Base != 0 {
 			id := n.ident(v, i, v.VIP[i], &n.cur.keys)
 			n.learn(v, i, &id)
@@ -619,32 +602,35 @@ func (n *node) AfterSend(v *packet.Vector, lanes packet.Lanes) {
 	}
 }
 
-// enter enters the flows of lanes that have no entry and whose home line has room.
-// It answers the lanes that it leaves to learn.
-func (n *node) enter(v *packet.Vector, lanes []uint8, b *batch) (later packet.Lanes) {
-	t := &n.cur.compact
+// enter enters the flows of lanes that were looked up, have no entry, and whose home line
+// has room. It answers the lanes that it leaves to learn.
+func (n *node) enter(v *packet.Vector, in packet.Lanes) (later packet.Lanes) {
+	t, b, infos := &n.cur.compact, &n.batch, n.infos
 	lines := unsafe.Pointer(unsafe.SliceData(t.lines))
 	room := n.cur.entries - n.cur.used()
 	if n.cfg.NewFlows != 0 || n.old != nil {
 		room = 0
 	}
 	entered := 0
-	for j, i := range lanes {
-		i, j := i&63, j&(chunk-1)
-		key := b.key[j]
-		if key == noKey {
+	for ; in != 0; in &= in - 1 {
+		i := in.Next() & 63
+		// The batch may be of another vector, if lanes came here past look. The home of
+		// a key is the same in all.
+		key := keyOf(v, i)
+		if id := v.VIP[i]; b.key[i] != key || uint64(id) >= uint64(len(infos)) || infos[id].Plain == 0 || v.Flags[i]&packet.V6 != 0 {
+			later |= packet.Lane(i)
 			continue
 		}
 		// What the vector's earlier packets entered is seen here.
-		l := (*line)(unsafe.Add(lines, b.home[j]))
+		l := (*line)(unsafe.Add(lines, b.home[i]))
 		known := b2u(l.key[0] == key) | b2u(l.key[1] == key) | b2u(l.key[2] == key) | b2u(l.key[3] == key) | b2u(l.key[4] == key)
 		free := l.free()
 		if known != 0 || free >= uint(len(l.st)) || entered == room || l.over != 0 && l.over&overBit(hashCompact(t.keys, key)) != 0 {
-			later |= packet.Lane(int(i))
+			later |= packet.Lane(i)
 			continue
 		}
 		l.key[free] = key
-		l.st[free] = word(handshake, v.Slot[i], n.clk.now[(b.about[j]|handshake)&15])
+		l.st[free] = word(handshake, v.Slot[i], n.clk.now[(infos[v.VIP[i]].Plain|handshake)&15])
 		entered++
 	}
 	if entered > 0 {

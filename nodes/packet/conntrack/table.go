@@ -310,23 +310,25 @@ func freePlace(st []uint32) int {
 	return -1
 }
 
-// aim finds the home lines of the first n keys of b, and asks for them.
-func (t *table) aim(b *batch, n int) {
+// aim finds the home lines of the keys from … to−1 of b, and asks for them.
+func (t *table) aim(b *batch, from, to int) {
 	size := uint64(len(t.lines))
-	for j, key := range b.key[:n] {
+	home := b.home[from:to]
+	for j, key := range b.key[from:to] {
 		hash := hashCompact(t.keys, key)
-		b.home[j] = uint32(hash>>32*size>>32) * uint32(unsafe.Sizeof(line{}))
+		home[j] = uint32(hash>>32*size>>32) * uint32(unsafe.Sizeof(line{}))
 	}
-	prefetch.Offsets(unsafe.Pointer(unsafe.SliceData(t.lines)), b.home[:n])
+	prefetch.Offsets(unsafe.Pointer(unsafe.SliceData(t.lines)), home)
 }
 
-// compare finds the first n keys of b in their home lines. It does not branch: which
+// compare finds the keys from … to−1 of b in their home lines. It does not branch: which
 // place it is nobody can predict.
-func (t *table) compare(b *batch, n int) {
+func (t *table) compare(b *batch, from, to int) {
 	lines := unsafe.Pointer(unsafe.SliceData(t.lines))
-	for j, key := range b.key[:n] {
-		l := (*line)(unsafe.Add(lines, b.home[j]))
-		b.place[j] = b2u(l.key[0] == key) + 2*b2u(l.key[1] == key) + 3*b2u(l.key[2] == key) + 4*b2u(l.key[3] == key) + 5*b2u(l.key[4] == key)
+	home, place := b.home[from:to], b.place[from:to]
+	for j, key := range b.key[from:to] {
+		l := (*line)(unsafe.Add(lines, home[j]))
+		place[j] = uint8(bits.TrailingZeros32(uint32(b2u(l.key[0] == key)|b2u(l.key[1] == key)<<1|b2u(l.key[2] == key)<<2|b2u(l.key[3] == key)<<3|b2u(l.key[4] == key)<<4) | 1<<5))
 	}
 }
 
