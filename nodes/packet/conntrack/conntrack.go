@@ -134,6 +134,9 @@ type node struct {
 	oldClk clock
 	moved  uint32 // buckets of old that are empty
 
+	// plain tells whether assembly does what it can; tests turn it off.
+	plain bool
+
 	swept   uint32 // buckets of cur that this round of the sweep has passed
 	sweptIn uint64 // generation when the round began
 
@@ -158,7 +161,7 @@ func newNode(c Config, core graph.Core, cell *state.Cell) (*node, error) {
 	if err != nil {
 		return nil, err
 	}
-	n := &node{core: core, cfg: c, sweeper: cell.Sweeper(), clk: newClock(&c.Timeouts), cur: t, visits: visitBurst}
+	n := &node{core: core, cfg: c, sweeper: cell.Sweeper(), clk: newClock(&c.Timeouts), cur: t, visits: visitBurst, plain: hasPlain}
 	for p := range n.class {
 		n.class[p] = other
 	}
@@ -292,6 +295,7 @@ const noKey = 1
 // packet, a service that led to another pool, a table that moves) is left to lookLater.
 func (n *node) look(v *packet.Vector, in packet.Lanes) (hits packet.Lanes) {
 	var later packet.Lanes
+	plain := n.plain && !v.AnyFlag(packet.V6|packet.Related)
 	// The lines of a chunk are on their way while the chunk before is decided.
 	from, to := 0, 0
 	for rest := in; rest != 0; {
@@ -299,8 +303,16 @@ func (n *node) look(v *packet.Vector, in packet.Lanes) (hits packet.Lanes) {
 		now := rest & (packet.All(chunk) << next)
 		rest &^= now
 		end := now.End()
-		later |= n.form(v, next, end, now)
-		n.cur.compact.aim(&n.batch, next, end)
+		if plain && now == packet.All(end)>>next<<next {
+			for bad := formPlain(&n.batch, &n.cur.compact, v, n.infos, next, end); bad != 0; bad &= bad - 1 {
+				if i := bad.Next(); uint64(v.VIP[i&63]) < uint64(len(n.infos)) {
+					later |= packet.Lane(i)
+				}
+			}
+		} else {
+			later |= n.form(v, next, end, now)
+			n.cur.compact.aim(&n.batch, next, end)
+		}
 		if to > 0 {
 			h, l := n.decide(v, from, to)
 			hits, later = hits|h, later|l
@@ -347,12 +359,19 @@ func (n *node) form(v *packet.Vector, from, to int, in packet.Lanes) (later pack
 // decide finds the keys of lanes from … to−1 in their home lines and looks at the entries. It answers
 // the lanes that stay with their entry's backend, and those that it leaves to lookLater.
 func (n *node) decide(v *packet.Vector, from, to int) (hits, later packet.Lanes) {
-	n.cur.compact.compare(&n.batch, from, to)
+	left := packet.All(to) >> from << from
+	if n.plain && n.old == nil {
+		if hits, left = decidePlain(&n.batch, &n.cur.compact, v, n.words, &n.clk, from, to); left == 0 {
+			return hits, 0
+		}
+	} else {
+		n.cur.compact.compare(&n.batch, from, to)
+	}
 	words, lines := n.words, unsafe.Pointer(unsafe.SliceData(n.cur.compact.lines))
 	clk, moving, b := &n.clk, n.old != nil, &n.batch
 	var odd packet.Lanes
-	for i := from; i < to; i++ {
-		i := i & 63
+	for ; left != 0; left &= left - 1 {
+		i := left.Next() & 63
 		l := (*line)(unsafe.Add(lines, b.home[i]))
 		p := uint(b.place[i])
 		if p >= uint(len(l.st)) {

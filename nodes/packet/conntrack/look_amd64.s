@@ -1,0 +1,182 @@
+//go:build !purego
+
+#include "go_asm.h"
+#include "textflag.h"
+
+// func formPlain(b *batch, t *table, v *packet.Vector, infos []state.ServiceInfo, from, to int) (bad packet.Lanes)
+//
+// BX batch, SI vector, DI infos, R8 their number, R9 lane, R10 end, R11 keys, R12 lines,
+// R13 number of lines, R14 bad lanes. AX, CX, DX, R15 scratch.
+TEXT ·formPlain(SB), NOSPLIT, $0-72
+	MOVQ b+0(FP), BX
+	MOVQ t+8(FP), AX
+	MOVQ v+16(FP), SI
+	MOVQ infos_base+24(FP), DI
+	MOVQ infos_len+32(FP), R8
+	MOVQ from+48(FP), R9
+	MOVQ to+56(FP), R10
+	MOVQ table_keys(AX), R11
+	MOVQ table_lines(AX), R12
+	MOVQ (table_lines+8)(AX), R13
+	XORL R14, R14
+	CMPQ R9, R10
+	JGE  done
+
+loop:
+	MOVL const_vectorVIP(SI)(R9*4), CX
+	CMPQ CX, R8
+	JAE  none
+	LEAQ (CX)(CX*2), AX
+	MOVQ const_infoPlain(DI)(AX*8), DX
+	TESTQ DX, DX
+	JZ   none
+	MOVBLZX const_vectorTCP(SI)(R9*1), AX
+	ANDL $const_tcpFlags, AX
+	SHLL $4, AX
+	ORQ  AX, DX
+	MOVQ DX, batch_about(BX)(R9*8)
+
+	// The key: service, source port, source address.
+	SHLQ $48, CX
+	MOVWLZX const_vectorSPort(SI)(R9*2), AX
+	SHLQ $32, AX
+	ORQ  AX, CX
+	MOVQ R9, R15
+	SHLQ $4, R15
+	MOVL const_vectorSrc(SI)(R15*1), AX
+	ORQ  CX, AX
+
+home:
+	MOVQ AX, batch_key(BX)(R9*8)
+
+	// hashCompact, and its line.
+	XORQ (R11), AX
+	MULQ 8(R11)
+	XORQ DX, AX
+	IMULQ 16(R11), AX
+	SHRQ $32, AX
+	IMULQ R13, AX
+	SHRQ $32, AX
+	SHLL $6, AX
+	MOVL AX, batch_home(BX)(R9*4)
+	PREFETCHT0 (R12)(AX*1)
+
+	INCQ R9
+	CMPQ R9, R10
+	JLT  loop
+
+done:
+	MOVQ R14, bad+64(FP)
+	RET
+
+none:
+	BTSQ R9, R14
+	MOVL $const_noKey, AX
+	JMP  home
+
+// func decidePlain(b *batch, t *table, v *packet.Vector, words []state.Word, clk *clock, from, to int) (hits, left packet.Lanes)
+//
+// BX batch, SI vector, DI words, R8 their number, R9 lane, R10 lines, R11 clock, R14 hits,
+// R15 left. AX, CX, DX, R12, R13 scratch.
+TEXT ·decidePlain(SB), NOSPLIT, $0-88
+	MOVQ b+0(FP), BX
+	MOVQ t+8(FP), AX
+	MOVQ v+16(FP), SI
+	MOVQ words_base+24(FP), DI
+	MOVQ words_len+32(FP), R8
+	MOVQ clk+48(FP), R11
+	MOVQ from+56(FP), R9
+	MOVQ table_lines(AX), R10
+	XORL R14, R14
+	XORL R15, R15
+	CMPQ R9, to+64(FP)
+	JGE  done
+
+loop:
+	MOVL batch_home(BX)(R9*4), R12
+	ADDQ R10, R12 // the line
+	MOVQ batch_key(BX)(R9*8), AX
+	VPBROADCASTQ batch_key(BX)(R9*8), Y0
+	VPCMPEQQ line_key(R12), Y0, Y1
+	VMOVMSKPD Y1, DX
+	XORL CX, CX
+	CMPQ AX, (line_key+32)(R12)
+	SETEQ CX
+	SHLL $4, CX
+	ORL  $32, CX
+	ORL  CX, DX
+	BSFL DX, DX
+	MOVB DX, batch_place(BX)(R9*1)
+	CMPL DX, $5
+	JEQ  absent
+
+	LEAQ line_st(R12)(DX*4), R12 // the state word
+	MOVL (R12), DX
+	MOVQ batch_about(BX)(R9*8), AX
+	MOVQ AX, R13
+	SHRQ $8, R13
+	MOVL DX, CX
+	SHRL $16, CX
+	ANDL $0x3fff, CX             // the slot
+	ADDQ CX, R13
+	CMPQ R13, R8
+	JAE  odd
+	MOVL (DI)(R13*4), R13        // backend and status
+
+	// Established, and no packet that would change that; the backend up.
+	MOVL DX, CX
+	SHRL $30, CX
+	ORL  CX, AX                  // class and state
+	MOVL AX, CX
+	XORL $const_established, CX
+	ANDL $0x73, CX
+	TESTL $3, R13
+	JNZ  odd
+	TESTL CX, CX
+	JNZ  odd
+
+	// Not over.
+	ANDL $15, AX
+	MOVWLZX clock_now(R11)(AX*2), CX
+	SUBL DX, CX
+	MOVWLZX CX, CX               // the age
+	CMPW CX, clock_ttl(R11)(AX*2)
+	JHI  odd
+	TESTL CX, CX
+	JNZ  stamp
+
+hit:
+	SHRL $16, DX
+	ANDL $0x3fff, DX
+	SHRL $2, R13
+	MOVL R13, const_vectorBackend(SI)(R9*4)
+	MOVL DX, const_vectorSlot(SI)(R9*4)
+	BTSQ R9, R14
+
+next:
+	INCQ R9
+	CMPQ R9, to+64(FP)
+	JLT  loop
+
+done:
+	VZEROUPPER
+	MOVQ R14, hits+72(FP)
+	MOVQ R15, left+80(FP)
+	RET
+
+stamp:
+	MOVWLZX clock_now(R11)(AX*2), CX
+	MOVW CX, (R12)
+	JMP  hit
+
+absent:
+	// Only where keys went on from the line is there something to find.
+	MOVL line_over(R12), CX
+	TESTL CX, CX
+	JZ   next
+	CMPQ AX, $const_noKey
+	JEQ  next
+
+odd:
+	BTSQ R9, R15
+	JMP  next
