@@ -279,9 +279,9 @@ func (w *Worker) Process(v *packet.Vector, in packet.Lanes, out []packet.Lanes) 
 	out[Next] = in
 }
 
-// first4 where the compiler cannot see which bytes are zero: it would write them one
-// by one.
-var first4word uint64 = first4
+// first4, ether4 and ether6 where the compiler cannot see which bytes are constant: it would
+// write those one by one.
+var first4word, ether4word, ether6word uint64 = first4, ether4, ether6
 
 // gre4 is write4 for what most packets are: IPv4 in GRE, back to the sender.
 func gre4(v *packet.Vector, in packet.Lanes, ts []template, tosMask uint64) (rest packet.Lanes) {
@@ -289,8 +289,8 @@ func gre4(v *packet.Vector, in packet.Lanes, ts []template, tosMask uint64) (res
 	mem, limit := unsafe.Pointer(unsafe.SliceData(v.Mem)), uint64(len(v.Mem))-2*around
 	for l := in; l != 0; l &= l - 1 {
 		i := l.Next() & 63
-		b, start, flags := v.Backend[i], v.Start[i], v.Flags[i]
-		if uint(b) >= uint(len(ts)) || v.L3[i] != packet.EtherLen || v.Chain[i] != packet.NoFrame || flags&packet.V6 != 0 || uint64(start)-around > limit {
+		b, start := v.Backend[i], v.Start[i]
+		if uint(b) >= uint(len(ts)) || v.L3[i] != packet.EtherLen || v.Chain[i] != packet.NoFrame || v.Flags[i]&packet.V6 != 0 || uint64(start)-around > limit {
 			rest |= packet.Lane(i)
 			continue
 		}
@@ -301,21 +301,22 @@ func gre4(v *packet.Vector, in packet.Lanes, ts []template, tosMask uint64) (res
 			rest |= packet.Lane(i)
 			continue
 		}
+		// What is done with comes first, so that the rest has registers.
+		put64(p, -over, to|x<<48)
+		put64(p, 6-over, x<<16>>16|ether4word)
 		tos := uint64(*(*uint8)(unsafe.Add(p, packet.EtherLen+1))) & tosMask << 8
 		n := v.IPLen[i] + over // a single frame: it does not wrap
 		total := uint64(bits.ReverseBytes16(uint16(n)))
+		put64(p, 14-over, first4word|tos|total<<16)
 		sum := t.sum[0] + uint32(tos) + uint32(total)
 		sum += bits.RotateLeft32(sum, 16) // folded, in the upper half
-		put64(p, -over, to|x<<48)
-		put64(p, 6-over, x<<16>>16|ether4)
-		put64(p, 14-over, first4word|tos|total<<16)
 		put64(p, 22-over, t.w[0][0]|uint64(^sum&0xffff0000))
 		put64(p, 30-over, t.w[0][1])
 		v.Start[i] = start - over
 		v.IPLen[i] = n
 		n += packet.EtherLen
 		v.Len[i], v.Total[i] = n, n // Ethernet padding stays behind
-		v.Flags[i] = flags&^(packet.Later|packet.ICMP) | packet.DF
+		v.Flags[i] = v.Flags[i]&^(packet.Later|packet.ICMP) | packet.DF
 	}
 	return rest
 }
@@ -359,8 +360,8 @@ func (w *Worker) write4(v *packet.Vector, in packet.Lanes, ts []template) (rest 
 		sum += sum >> 16
 		q := unsafe.Add(p, -int(over))
 		put64(q, 0, to|ours<<48)
-		put64(q, 6, ours|ether4)
-		put64(q, 14, first4|tos<<8|total<<16)
+		put64(q, 6, ours|ether4word)
+		put64(q, 14, first4word|tos<<8|total<<16)
 		put64(q, 22, w1|uint64(^uint16(sum))<<16)
 		if e.proto == GRE {
 			put64(q, 30, t.w[inner][1])
@@ -408,7 +409,7 @@ func (w *Worker) write6(v *packet.Vector, in packet.Lanes, ts []template) (rest 
 		first := bits.ReverseBytes32(uint32(tos<<20 | hash>>44)) // the label is 20 bits of the hash
 		q := unsafe.Add(p, -int(over))
 		put64(q, 0, to|ours<<48)
-		put64(q, 6, ours|ether6)
+		put64(q, 6, ours|ether6word)
 		put64(q, 14, e.w0[inner]|uint64(first)|uint64(bits.ReverseBytes16(uint16(length)))<<32)
 		put64(q, 22, t.w[0][0])
 		put64(q, 30, t.w[0][1]|hash&t.host)

@@ -295,7 +295,7 @@ const noKey = 1
 // packet, a service that led to another pool, a table that moves) is left to lookLater.
 func (n *node) look(v *packet.Vector, in packet.Lanes) (hits packet.Lanes) {
 	var later packet.Lanes
-	plain := n.plain && !v.AnyFlag(packet.V6|packet.Related)
+	plain := n.plain && !v.AnyFlag(packet.Related)
 	// The lines of a chunk are on their way while the chunk before is decided.
 	from, to := 0, 0
 	for rest := in; rest != 0; {
@@ -346,7 +346,7 @@ func (n *node) form(v *packet.Vector, from, to int, in packet.Lanes) (later pack
 			continue
 		}
 		plain := infos[id].Plain
-		if plain == 0 || v.Flags[i]&(packet.V6|packet.Related) != 0 {
+		if plain == 0 || v.Flags[i]&packet.Related != 0 {
 			later |= packet.Lane(i)
 			continue
 		}
@@ -636,7 +636,7 @@ func (n *node) enter(v *packet.Vector, in packet.Lanes) (later packet.Lanes) {
 		// The batch may be of another vector, if lanes came here past look. The home of
 		// a key is the same in all.
 		key := keyOf(v, i)
-		if id := v.VIP[i]; b.key[i] != key || uint64(id) >= uint64(len(infos)) || infos[id].Plain == 0 || v.Flags[i]&packet.V6 != 0 {
+		if id := v.VIP[i]; b.key[i] != key || uint64(id) >= uint64(len(infos)) || infos[id].Plain == 0 {
 			later |= packet.Lane(i)
 			continue
 		}

@@ -28,8 +28,8 @@ const (
 	tcpFlags      = packet.FIN | packet.SYN | packet.RST
 )
 
-// The assembly multiplies by 24, and takes the flags for the lowest three bits and the four bytes of a Word for
-// what Word.Load takes apart.
+// The assembly multiplies by 24, has the flags in the lowest three bits, and takes a Word
+// apart as Word.Load does.
 const (
 	_ = uint(infoSize-24) + uint(24-infoSize)
 	_ = uint(tcpFlags-7) + uint(7-tcpFlags)
@@ -37,8 +37,8 @@ const (
 )
 
 // formPlain is form and aim for lanes from … to−1, all of which are to be looked up and carry
-// neither an IPv6 nor a related packet. It answers the lanes whose service is none
-// or not plain: their key is noKey.
+// no related packet. It answers the lanes whose service is none or not plain: their key is
+// noKey.
 //
 //go:noescape
 func formPlain(b *batch, t *table, v *packet.Vector, infos []state.ServiceInfo, from, to int) (bad packet.Lanes)

@@ -2,6 +2,7 @@ package conntrack
 
 import (
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -113,5 +114,62 @@ func TestEntersLanesThatWereNotLookedUp(t *testing.T) {
 	r.want("the flow before it", flowTo(web, 1), ack, true)
 	if r.entries() != 2 {
 		t.Errorf("%d entries", r.entries())
+	}
+}
+
+// Assembly reads nothing behind the end of what it is given, though more stands there.
+func TestPlainStaysWithinItsSlices(t *testing.T) {
+	if !hasPlain {
+		t.Skip("no assembly on this processor: GOARCH is not amd64, or AVX2 is missing")
+	}
+	r := newRig(t, nil)
+	f := flowTo(web, 1)
+	r.want("SYN", f, syn, false)
+	r.want("ACK", f, ack, true)
+	r.load(0, f, ack, 0)
+	n, vip := r.node(), int(r.V.VIP[0])
+	n.begin(r.Clock)
+	if bad := formPlain(&n.batch, &n.cur.compact, &r.V, n.infos[:vip], 0, 1); bad != 1 || n.batch.key[0] != noKey {
+		t.Errorf("service %d of %d has key %x", vip, vip, n.batch.key[0])
+	}
+	if bad := formPlain(&n.batch, &n.cur.compact, &r.V, n.infos[:vip+1], 0, 1); bad != 0 || n.batch.key[0] != keyOf(&r.V, 0) {
+		t.Errorf("service %d of %d has key %x", vip, vip+1, n.batch.key[0])
+	}
+	hits, left := decidePlain(&n.batch, &n.cur.compact, &r.V, n.words, &n.clk, 0, 1)
+	if hits != 1 || left != 0 {
+		t.Fatalf("hits %x, left %x", hits, left)
+	}
+	word := int(n.infos[vip].Base + r.V.Slot[0])
+	r.V.Backend[0] = 0
+	if hits, left = decidePlain(&n.batch, &n.cur.compact, &r.V, n.words[:word], &n.clk, 0, 1); hits != 0 || left != 1 || r.V.Backend[0] != 0 {
+		t.Errorf("word %d of %d: hits %x, left %x, backend %d", word, word, hits, left, r.V.Backend[0])
+	}
+	if hits, left = decidePlain(&n.batch, &n.cur.compact, &r.V, n.words, &n.clk, 1, 1); hits != 0 || left != 0 {
+		t.Errorf("no lanes: hits %x, left %x", hits, left)
+	}
+}
+
+// A service that leads to another pool since its packet was looked up takes its flow
+// over from the number that it had.
+func TestEntersWhatIsNotPlainAnyMore(t *testing.T) {
+	r := newRig(t, nil)
+	f := flowTo(web, 1)
+	was, _ := r.State().Match(packet.AddrOf(flowTo(green, 1).dst), 6, 443)
+	r.load(0, f, syn, 0)
+	is := r.V.VIP[0]
+	r.V.VIP[0] = was
+	r.pass(1)
+	r.load(0, f, syn, 0)
+	if r.Process(1)["miss"] != 1 || r.entries() != 1 {
+		t.Fatalf("hits, or %d entries", r.entries())
+	}
+	s := r.State()
+	next := &state.Snapshot{Services: s.Services, Pools: s.Pools, Backends: s.Backends, Words: s.Words, Infos: slices.Clone(s.Infos)}
+	next.Infos[is].Prev, next.Infos[is].Plain = was, 0
+	r.r.Publish(next)
+	r.V.Backend[0], r.V.Slot[0], r.V.Flags[0] = 1, 0, packet.Chosen
+	r.node().AfterSend(&r.V, 1)
+	if r.entries() != 1 || r.Counter("inserts") != 2 {
+		t.Errorf("%d entries, %d inserts: the entry under the number before is still there", r.entries(), r.Counter("inserts"))
 	}
 }
