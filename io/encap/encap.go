@@ -18,7 +18,6 @@ import (
 
 	"github.com/lbgraph/lbgraph/control/state"
 	"github.com/lbgraph/lbgraph/io/packet"
-	"github.com/lbgraph/lbgraph/io/prefetch"
 )
 
 // Protocol is an encapsulation.
@@ -250,21 +249,16 @@ type aside struct {
 // the flow columns stay those of the client's flow.
 func (w *Worker) Process(v *packet.Vector, in packet.Lanes, out []packet.Lanes) {
 	ts := *w.e.table.Load()
-	var rest packet.Lanes
-	for l := in; l != 0; {
-		behind := ahead(v, l)
-		left := l &^ behind
-		if w.e.fast {
-			left = gre4(v, left, ts, w.e.tosMask)
-		}
-		if left != 0 {
-			left = w.write4(v, left, ts)
-		}
-		if left != 0 {
-			left = w.write6(v, left, ts)
-		}
-		rest |= left
-		l = behind
+	// The line in front of a packet, which is written here, parse has asked for.
+	rest := in
+	if w.e.fast {
+		rest = gre4(v, rest, ts, w.e.tosMask)
+	}
+	if rest != 0 {
+		rest = w.write4(v, rest, ts)
+	}
+	if rest != 0 {
+		rest = w.write6(v, rest, ts)
 	}
 	if rest != 0 {
 		odd := w.plain(v, rest, ts, out)
@@ -427,32 +421,6 @@ func (w *Worker) write6(v *packet.Vector, in packet.Lanes, ts []template) (rest 
 		v.Flags[i] = flags&^(packet.Later|packet.ICMP) | packet.V6 | packet.DF
 	}
 	return rest
-}
-
-// chunk is how many lines are asked for at once.
-const chunk = 16
-
-// ahead asks for the line before the packet of the next lanes of l, which nobody has
-// touched yet, and answers the lanes behind those.
-func ahead(v *packet.Vector, l packet.Lanes) (behind packet.Lanes) {
-	var p [chunk]uint32
-	n := 0
-	from := l.Next() & 63
-	if now := packet.All(chunk) << from; l&now == now { // all of them, as in most vectors
-		// Not with a base in front of Mem: a pointer there is none that Go allows.
-		n = copy(p[:], v.Start[from:min(from+chunk, packet.Size)])
-		for k := range p {
-			p[k] -= 32
-		}
-		prefetch.Offsets(unsafe.Pointer(unsafe.SliceData(v.Mem)), p[:n])
-		return l &^ now
-	}
-	for ; l != 0 && n < len(p); l &= l - 1 {
-		p[n] = v.Start[l.Next()&63] - 32 // the record stands before: it is no less
-		n++
-	}
-	prefetch.Offsets(unsafe.Pointer(unsafe.SliceData(v.Mem)), p[:n])
-	return l
 }
 
 // gue writes the 12 bytes of UDP and GUE headers; n is the UDP length. The source
