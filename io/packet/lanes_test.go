@@ -35,6 +35,13 @@ func TestLanes(t *testing.T) {
 				t.Fatalf("%v holds %d: %v", want, i, set.Has(i))
 			}
 		}
+		end := 0
+		if len(want) > 0 {
+			end = want[len(want)-1] + 1
+		}
+		if set.End() != end {
+			t.Fatalf("%v ends at %d", want, set.End())
+		}
 		for l := set; l != 0; l &= l - 1 {
 			got = append(got, l.Next())
 		}
