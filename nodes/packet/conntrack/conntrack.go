@@ -636,7 +636,11 @@ func (n *node) enter(v *packet.Vector, in packet.Lanes) (later packet.Lanes) {
 		// The batch may be of another vector, if lanes came here past look. The home of
 		// a key is the same in all.
 		key := keyOf(v, i)
-		if id := v.VIP[i]; b.key[i] != key || uint64(id) >= uint64(len(infos)) || infos[id].Plain == 0 {
+		plain := uint64(0)
+		if id := v.VIP[i]; uint64(id) < uint64(len(infos)) {
+			plain = infos[id].Plain
+		}
+		if b.key[i] != key || plain == 0 {
 			later |= packet.Lane(i)
 			continue
 		}
@@ -649,7 +653,7 @@ func (n *node) enter(v *packet.Vector, in packet.Lanes) (later packet.Lanes) {
 			continue
 		}
 		l.key[free] = key
-		l.st[free] = word(handshake, v.Slot[i], n.clk.now[(infos[v.VIP[i]].Plain|handshake)&15])
+		l.st[free] = word(handshake, v.Slot[i], n.clk.now[(plain|handshake)&15])
 		entered++
 	}
 	if entered > 0 {
