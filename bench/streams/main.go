@@ -30,6 +30,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"text/tabwriter"
 	"time"
@@ -67,12 +68,21 @@ func main() {
 	}
 }
 
-const congestion = "/proc/sys/net/ipv4/tcp_congestion_control"
+const (
+	congestion = "/proc/sys/net/ipv4/tcp_congestion_control"
+	allowed    = "/proc/sys/net/ipv4/tcp_allowed_congestion_control" // to other namespaces than the first
+	available  = "/proc/sys/net/ipv4/tcp_available_congestion_control"
+)
 
 // isolate begins anew in a network namespace with that congestion control. It returns
 // only if it could not.
 func isolate(name string) error {
 	runtime.LockOSThread() // the namespace is the thread's, which exec makes the only one
+	restrict, err := allow(name)
+	if err != nil {
+		return err
+	}
+	defer restrict()
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		return fmt.Errorf("making a network namespace: %w: run as root, or with -congestion=", err)
 	}
@@ -86,7 +96,31 @@ func isolate(name string) error {
 	if err := os.WriteFile(congestion, []byte(name), 0o644); err != nil {
 		return fmt.Errorf("congestion control %q: %w: sysctl net.ipv4.tcp_available_congestion_control lists what there is", name, err)
 	}
+	restrict()
 	return unix.Exec("/proc/self/exe", append(os.Args, "-congestion="), os.Environ())
+}
+
+// allow makes a congestion control one that other namespaces may have, until restrict is
+// called: what has it by then keeps it.
+func allow(name string) (restrict func(), err error) {
+	list, err := os.ReadFile(allowed)
+	if err != nil || slices.Contains(strings.Fields(string(list)), name) {
+		return func() {}, nil // isolate tells what is wrong, if anything is
+	}
+	if available, err := os.ReadFile(available); err != nil || !slices.Contains(strings.Fields(string(available)), name) {
+		return func() {}, nil
+	}
+	if err := os.WriteFile(allowed, []byte(strings.TrimSpace(string(list))+" "+name), 0o644); err != nil {
+		return nil, fmt.Errorf("congestion control %q is restricted, and %s cannot be written: %w: run as root, or with -congestion=", name, allowed, err)
+	}
+	return sync.OnceFunc(func() {
+		done := make(chan error)
+		// The file is that of the first namespace, in which all threads but this one are.
+		go func() { done <- os.WriteFile(allowed, list, 0o644) }()
+		if err := <-done; err != nil {
+			fmt.Fprintf(os.Stderr, "streams: %s is not what it was: %v\n", allowed, err)
+		}
+	}), nil
 }
 
 // maxIdle keeps a proxy below 20 000 descriptors.

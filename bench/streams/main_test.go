@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -166,6 +167,20 @@ func TestNetIsolated(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	was, err := os.ReadFile(allowed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// A machine that restricts one.
+	few := slices.DeleteFunc(strings.Fields(string(was)), func(name string) bool { return name == "cubic" })
+	if err := os.WriteFile(allowed, []byte(strings.Join(few, " ")), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := os.WriteFile(allowed, was, 0o644); err != nil {
+			t.Error(err)
+		}
+	}()
 	for name, want := range map[string]string{"reno": "control is reno", "cubic": "control is cubic", "nix": "tcp_available_congestion_control"} {
 		c := exec.Command(os.Args[0], "-test.run", "^TestNetIsolated$", "-test.v", "-congestion", name)
 		c.Env = append(os.Environ(), "LBGRAPH_ISOLATED=1")
@@ -173,6 +188,9 @@ func TestNetIsolated(t *testing.T) {
 		if (err != nil) != (name == "nix") || !strings.Contains(string(out), want) {
 			t.Errorf("%s: %v\n%s", name, err, out)
 		}
+	}
+	if after, err := os.ReadFile(allowed); err != nil || !slices.Equal(strings.Fields(string(after)), few) {
+		t.Errorf("the machine allows %s, was %s: %v", after, few, err)
 	}
 	if after, err := os.ReadFile(congestion); err != nil || string(after) != string(before) {
 		t.Errorf("the machine's is %s, was %s: %v", after, before, err)
