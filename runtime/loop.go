@@ -84,9 +84,9 @@ type node struct {
 	inst    *graph.Instance
 	core    *core
 	targets []int32
-	pend    packet.Lanes // lanes that wait for it in this pass
-	visited packet.Lanes // lanes it saw in this pass
-	out     []packet.Lanes
+	pend    packet.Lanes   // lanes that wait for it in this pass
+	visited packet.Lanes   // lanes it saw in this pass
+	out     []packet.Lanes // its answer; nothing between calls
 	port    uint16
 	source  bool
 	makes   bool // it may make packets
@@ -245,7 +245,6 @@ func (l *Loop) receive(s int) bool {
 	l.makeRoom()
 	v := &l.v
 	v.Now = l.now
-	clear(n.out)
 	l.gone = 0
 	l.timed = l.traceAll || l.passes&63 == 0
 	var t0 uint64
@@ -273,11 +272,7 @@ func (l *Loop) receive(s int) bool {
 	for i := range ports {
 		ports[i] = n.port
 	}
-	bytes := uint64(0)
-	for _, size := range v.Total[:count] {
-		bytes += uint64(size)
-	}
-	l.receivedBytes += bytes
+	l.receivedBytes += v.Octets(count)
 	l.passes++
 	l.sizes[count]++
 	l.full = count == packet.Size
@@ -325,7 +320,6 @@ func (l *Loop) enter() {
 		}
 		n := &l.nodes[node]
 		if output >= 0 {
-			clear(n.out)
 			n.out[output] = in
 			l.gone = 0
 			l.direct(v, n, in)
@@ -335,7 +329,6 @@ func (l *Loop) enter() {
 		n.pend = in
 		if n.arriver != nil {
 			n.pend = 0
-			clear(n.out)
 			l.gone = 0
 			n.visited = in
 			n.arriver.Arrive(v, in, n.out)
@@ -429,7 +422,6 @@ func withBackend(v *packet.Vector, lanes packet.Lanes) packet.Lanes {
 
 // process calls a node and leads its lanes on.
 func (l *Loop) process(v *packet.Vector, n *node, in packet.Lanes) {
-	clear(n.out)
 	l.gone = 0
 	var t0 uint64
 	if l.timed {
@@ -439,7 +431,8 @@ func (l *Loop) process(v *packet.Vector, n *node, in packet.Lanes) {
 	l.account(v, n, in, t0)
 }
 
-// account counts a node's call and leads its lanes on.
+// account counts a node's call, which began at t0 if vectors are timed, and leads its
+// lanes on.
 func (l *Loop) account(v *packet.Vector, n *node, in packet.Lanes, t0 uint64) {
 	count := uint64(in.Count())
 	n.calls++
@@ -454,14 +447,17 @@ func (l *Loop) account(v *packet.Vector, n *node, in packet.Lanes, t0 uint64) {
 	l.direct(v, n, in)
 }
 
-// direct leads the lanes that n answered to where they go. What was answered by
-// nothing drops, what was answered twice goes the first way.
+// direct leads the lanes that n answered to where they go, and empties its answer: a
+// node finds nothing there but what it writes. What was answered by nothing drops, what
+// was answered twice goes the first way. What is rare has functions of its own, so that
+// the rest needs no room on the stack.
 func (l *Loop) direct(v *packet.Vector, n *node, in packet.Lanes) {
 	seen := l.gone
 	for o, lanes := range n.out {
 		if lanes == 0 {
 			continue
 		}
+		n.out[o] = 0
 		if wrong := lanes & (seen | ^in); wrong != 0 {
 			n.duplicate += uint64(wrong.Count())
 			if lanes &^= wrong; lanes == 0 {
@@ -470,28 +466,39 @@ func (l *Loop) direct(v *packet.Vector, n *node, in packet.Lanes) {
 		}
 		seen |= lanes
 		n.outs[o] += uint64(lanes.Count())
-		switch to := n.targets[o]; to {
-		case toDrop:
-			l.drop(v, n, o, lanes)
-		case toPunt:
-			if left := lanes &^ l.punt(v, lanes, n.inst); left != 0 {
-				n.noPunt += uint64(left.Count())
-				if l.obs != nil {
-					l.observe(v, left, n.inst, Dropped, "no_punt")
-				}
-				l.release(v, left)
-			}
-		default:
+		if to := n.targets[o]; to >= 0 {
 			l.nodes[to].pend |= lanes
+		} else {
+			l.end(v, n, o, lanes)
 		}
 	}
 	if left := in &^ seen; left != 0 {
-		n.unanswered += uint64(left.Count())
+		l.unanswered(v, n, left)
+	}
+}
+
+// end ends the way of lanes behind output o of n, which leads to no node.
+func (l *Loop) end(v *packet.Vector, n *node, o int, lanes packet.Lanes) {
+	if n.targets[o] == toDrop {
+		l.drop(v, n, o, lanes)
+		return
+	}
+	if left := lanes &^ l.punt(v, lanes, n.inst); left != 0 {
+		n.noPunt += uint64(left.Count())
 		if l.obs != nil {
-			l.observe(v, left, n.inst, Dropped, "unanswered")
+			l.observe(v, left, n.inst, Dropped, "no_punt")
 		}
 		l.release(v, left)
 	}
+}
+
+// unanswered drops lanes that n answered by no output.
+func (l *Loop) unanswered(v *packet.Vector, n *node, lanes packet.Lanes) {
+	n.unanswered += uint64(lanes.Count())
+	if l.obs != nil {
+		l.observe(v, lanes, n.inst, Dropped, "unanswered")
+	}
+	l.release(v, lanes)
 }
 
 func (l *Loop) drop(v *packet.Vector, n *node, o int, lanes packet.Lanes) {

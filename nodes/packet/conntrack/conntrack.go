@@ -187,8 +187,11 @@ func (n *node) begin(now int64) {
 	n.infos, n.words = s.Infos, s.Words
 	if now > n.last {
 		gap := now - n.last
+		tick := now>>minShift != n.last>>minShift // no clock has a shorter one
 		n.last = now
-		n.clk.set(now)
+		if tick {
+			n.clk.set(now)
+		}
 		if gap > longGap {
 			n.recover(gap)
 		}

@@ -35,9 +35,7 @@ func (w worker) Process(v *packet.Vector, in packet.Lanes, out []packet.Lanes) {
 	out[0] = in
 	var sum uint64
 	if n, ok := in.Dense(); ok {
-		for _, b := range v.Total[:min(n, packet.Size)] {
-			sum += uint64(b)
-		}
+		sum = v.Octets(n)
 	} else {
 		for l := in; l != 0; l &= l - 1 {
 			sum += uint64(v.Total[l.Next()&63])

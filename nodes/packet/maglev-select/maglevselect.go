@@ -46,22 +46,28 @@ var noCell uint16 = state.NoSlot
 func (w *worker) Process(v *packet.Vector, in packet.Lanes, out []packet.Lanes) {
 	_ = out[noBackend]
 	s := w.core.State()
+	services, pools := s.Services, s.Pools
 	var at [chunk]unsafe.Pointer
 	var of [chunk]*state.Pool
 	var chosen packet.Lanes
 	for rest := in; rest != 0; {
 		now, k := rest, 0
 		for ; rest != 0 && k < chunk; rest &= rest - 1 {
-			i := rest.Next() & 63
-			at[k], of[k] = unsafe.Pointer(&noCell), nil
-			if id := v.VIP[i]; int(id) < len(s.Services) && int(s.Services[id].Pool) < len(s.Pools) {
-				sv := &s.Services[id]
-				p := &s.Pools[sv.Pool]
-				if c := p.Cell(hash(v, i, sv)); c != nil {
-					at[k], of[k] = unsafe.Pointer(c), p
-				}
-			}
+			i, j := rest.Next()&63, k&(chunk-1)
 			k++
+			at[j], of[j] = unsafe.Pointer(&noCell), nil
+			id := uint64(v.VIP[i])
+			if id >= uint64(len(services)) {
+				continue
+			}
+			sv := &services[id]
+			if uint64(sv.Pool) >= uint64(len(pools)) {
+				continue
+			}
+			p := &pools[sv.Pool]
+			if c := p.Cell(hash(v, i, sv)); c != nil {
+				at[j], of[j] = unsafe.Pointer(c), p
+			}
 		}
 		prefetch.Lines(at[:k])
 		for j := range k {

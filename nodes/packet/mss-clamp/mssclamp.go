@@ -5,7 +5,9 @@ package mssclamp
 import (
 	"encoding/binary"
 	"math/bits"
+	"sync/atomic"
 
+	"github.com/lbgraph/lbgraph/control/state"
 	"github.com/lbgraph/lbgraph/graph"
 	"github.com/lbgraph/lbgraph/io/packet"
 )
@@ -31,7 +33,18 @@ func init() {
 		Headroom:      optionLen,
 		TakesOverhead: true,
 		Packets: func(c Config, env *graph.Env) (graph.Maker, error) {
-			return func(core graph.Core) (graph.Node, error) { return &worker{core: core, env: env, insert: c.Insert}, nil }, nil
+			mtus := &atomic.Pointer[[]int32]{}
+			mtus.Store(new([]int32))
+			env.Watch(func(s *state.Snapshot) {
+				all := make([]int32, len(s.Backends))
+				for b := range all {
+					all[b] = int32(env.InnerMTU(&s.Backends[b]))
+				}
+				mtus.Store(&all)
+			})
+			return func(core graph.Core) (graph.Node, error) {
+				return &worker{core: core, mtus: mtus, insert: c.Insert}, nil
+			}, nil
 		},
 	})
 }
@@ -60,7 +73,7 @@ const (
 
 type worker struct {
 	core   graph.Core
-	env    *graph.Env
+	mtus   *atomic.Pointer[[]int32] // by backend: bytes of the largest IP packet that the tunnel takes
 	insert bool
 	counts [malformed + 1]uint64 // of the vector in hand
 }
@@ -73,10 +86,10 @@ func (w *worker) Process(v *packet.Vector, in packet.Lanes, out []packet.Lanes) 
 		return
 	}
 	w.counts = [len(w.counts)]uint64{}
-	for backends := w.core.State().Backends; l != 0; l &= l - 1 {
+	for mtus := *w.mtus.Load(); l != 0; l &= l - 1 {
 		i := l.Next() & 63
-		if b := int(v.Backend[i]); b < len(backends) {
-			w.clamp(v, i, w.env.InnerMTU(&backends[b]))
+		if b := uint64(v.Backend[i]); b < uint64(len(mtus)) {
+			w.clamp(v, i, int(mtus[b]))
 		}
 	}
 	for c, n := range w.counts {
