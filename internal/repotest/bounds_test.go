@@ -19,7 +19,7 @@ var hotLoops = map[string][]string{
 	"io/packet":              {"Sum", "AnyFlag"},
 	"io/encap":               {"write4", "gre4", "write6"},
 	"nodes/packet/parse":     {"plain"},
-	"nodes/packet/conntrack": {"form", "aim", "compare", "AfterSend", "enter"},
+	"nodes/packet/conntrack": {"form", "aim", "compare", "AfterSend"},
 	"nodes/packet/mss-clamp": {"Process", "syns"},
 	"nodes/packet/mtu-check": {"longer"},
 	"nodes/packet/count":     {"Process"},

@@ -145,11 +145,14 @@ type node struct {
 	visitsAt         int64
 
 	// Of the snapshot in hand.
+	snap  *state.Snapshot
 	infos []state.ServiceInfo
 	words []state.Word
 
-	// Of the vector in hand.
-	batch batch
+	// Of the vector in hand, of which these lanes were looked up since the last flow
+	// was entered: for those, the batch says what the table is.
+	batch  batch
+	looked packet.Lanes
 	// Of the chunk in hand, of lanes with wide keys.
 	lane [chunk]uint8
 	at   [chunk]unsafe.Pointer
@@ -183,8 +186,9 @@ func (n *node) Close() error {
 
 // begin takes over the clock and the snapshot of the vector in hand.
 func (n *node) begin(now int64) {
-	s := n.core.State()
-	n.infos, n.words = s.Infos, s.Words
+	if s := n.core.State(); s != n.snap {
+		n.snap, n.infos, n.words, n.looked = s, s.Infos, s.Words, 0
+	}
 	if now > n.last {
 		gap := now - n.last
 		tick := now>>minShift != n.last>>minShift // no clock has a shorter one
@@ -284,7 +288,7 @@ type batch struct {
 	key   [packet.Size]uint64
 	home  [packet.Size]uint32 // offset of the home line in the array of lines
 	about [packet.Size]uint64 // state.ServiceInfo.Plain | FIN, SYN and RST <<4
-	place [packet.Size]uint8  // place in the line, 5 for none
+	place [packet.Size]uint8  // place in the line; 5 + the first free one if the key is not there, 10 if none is free
 }
 
 // noKey is no flow's key, as there is no service 0; nor is it that of free places.
@@ -297,6 +301,7 @@ const noKey = 1
 // in registers. What is not plain (a key that is wide or away from home, a related
 // packet, a service that led to another pool, a table that moves) is left to lookLater.
 func (n *node) look(v *packet.Vector, in packet.Lanes) (hits packet.Lanes) {
+	n.looked = in
 	var later packet.Lanes
 	plain := n.plain && !v.AnyFlag(packet.Related)
 	// The lines of a chunk are on their way while the chunk before is decided.
@@ -609,61 +614,44 @@ func (n *node) AfterSend(v *packet.Vector, lanes packet.Lanes) {
 		return
 	}
 	n.begin(v.Now)
-	var chosen packet.Lanes
-	for l := lanes; l != 0; l &= l - 1 {
-		i := l.Next() & 63
-		if v.Flags[i]&(packet.Chosen|packet.Related) == packet.Chosen && v.TCP[i]&(packet.FIN|packet.RST) == 0 && v.Slot[i] < state.MaxSlots {
-			chosen |= packet.Lane(i)
-		}
-	}
-	for later := n.enter(v, chosen); later != 0; later &= later - 1 {
-		if i := later.Next() & 63; uint64(v.VIP[i]) < uint64(len(n.infos)) && n.infos[v.VIP[i]].Base != 0 {
-			id := n.ident(v, i, v.VIP[i], &n.cur.keys)
-			n.learn(v, i, &id)
-		}
-	}
-}
-
-// enter enters the flows of lanes that were looked up, have no entry, and whose home line
-// has room. It answers the lanes that it leaves to learn.
-func (n *node) enter(v *packet.Vector, in packet.Lanes) (later packet.Lanes) {
-	t, b, infos := &n.cur.compact, &n.batch, n.infos
+	t, b := &n.cur.compact, &n.batch
 	lines := unsafe.Pointer(unsafe.SliceData(t.lines))
 	room := n.cur.entries - n.cur.used()
 	if n.cfg.NewFlows != 0 || n.old != nil {
 		room = 0
 	}
+	// Nothing is entered but here. So what the look-up found to be free, and still is, is
+	// the first free place of its line, and the key is as absent as it was.
+	looked := n.looked
+	n.looked = 0
 	entered := 0
-	for ; in != 0; in &= in - 1 {
-		i := in.Next() & 63
-		// The batch may be of another vector, if lanes came here past look. The home of
-		// a key is the same in all.
-		key := keyOf(v, i)
-		plain := uint64(0)
-		if id := v.VIP[i]; uint64(id) < uint64(len(infos)) {
-			plain = infos[id].Plain
-		}
-		if b.key[i] != key || plain == 0 {
-			later |= packet.Lane(i)
+	var later packet.Lanes
+	for l := lanes; l != 0; l &= l - 1 {
+		i := l.Next() & 63
+		if v.Flags[i]&(packet.Chosen|packet.Related) != packet.Chosen || v.TCP[i]&(packet.FIN|packet.RST) != 0 || v.Slot[i] >= state.MaxSlots {
 			continue
 		}
-		// What the vector's earlier packets entered is seen here.
+		key, free := keyOf(v, i), uint(b.place[i])-uint(len(line{}.key))
 		l := (*line)(unsafe.Add(lines, b.home[i]))
-		known := b2u(l.key[0] == key) | b2u(l.key[1] == key) | b2u(l.key[2] == key) | b2u(l.key[3] == key) | b2u(l.key[4] == key)
-		free := l.free()
-		if known != 0 || free >= uint(len(l.st)) || entered == room || l.over != 0 && l.over&overBit(hashCompact(t.keys, key)) != 0 {
+		if b.key[i] != key || !looked.Has(i) || free >= uint(len(l.key)) || l.key[free] != 0 || entered == room ||
+			l.over != 0 && l.over&overBit(hashCompact(t.keys, key)) != 0 {
 			later |= packet.Lane(i)
 			continue
 		}
 		l.key[free] = key
-		l.st[free] = word(handshake, v.Slot[i], n.clk.now[(plain|handshake)&15])
+		l.st[free] = word(handshake, v.Slot[i], n.clk.now[(b.about[i]|handshake)&15])
 		entered++
 	}
 	if entered > 0 {
 		n.cur.count[handshake] += entered
 		n.core.Count(cInserts, uint64(entered))
 	}
-	return later
+	for ; later != 0; later &= later - 1 {
+		if i := later.Next() & 63; uint64(v.VIP[i]) < uint64(len(n.infos)) && n.infos[v.VIP[i]].Base != 0 {
+			id := n.ident(v, i, v.VIP[i], &n.cur.keys)
+			n.learn(v, i, &id)
+		}
+	}
 }
 
 // learn enters the backend that a lane was sent to. The flow may have an entry all

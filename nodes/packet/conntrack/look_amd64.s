@@ -77,7 +77,7 @@ none:
 // func decidePlain(b *batch, t *table, v *packet.Vector, words []state.Word, clk *clock, from, to int) (hits, left packet.Lanes)
 //
 // BX batch, SI vector, DI words, R8 their number, R9 lane, R10 lines, R11 clock, R14 hits,
-// R15 left. AX, CX, DX, R12, R13 scratch.
+// R15 left, Y2 zero. AX, CX, DX, R12, R13 scratch.
 TEXT ·decidePlain(SB), NOSPLIT, $0-88
 	MOVQ b+0(FP), BX
 	MOVQ t+8(FP), AX
@@ -89,6 +89,7 @@ TEXT ·decidePlain(SB), NOSPLIT, $0-88
 	MOVQ table_lines(AX), R10
 	XORL R14, R14
 	XORL R15, R15
+	VPXOR Y2, Y2, Y2
 	CMPQ R9, to+64(FP)
 	JGE  done
 
@@ -106,9 +107,9 @@ loop:
 	ORL  $32, CX
 	ORL  CX, DX
 	BSFL DX, DX
-	MOVB DX, batch_place(BX)(R9*1)
 	CMPL DX, $5
 	JEQ  absent
+	MOVB DX, batch_place(BX)(R9*1)
 
 	LEAQ line_st(R12)(DX*4), R12 // the state word
 	MOVL (R12), DX
@@ -170,6 +171,18 @@ stamp:
 	JMP  hit
 
 absent:
+	VPCMPEQQ line_key(R12), Y2, Y1
+	VMOVMSKPD Y1, DX
+	XORL CX, CX
+	CMPQ (line_key+32)(R12), $0
+	SETEQ CX
+	SHLL $4, CX
+	ORL  $32, CX
+	ORL  CX, DX
+	BSFL DX, DX
+	ADDL $5, DX
+	MOVB DX, batch_place(BX)(R9*1)
+
 	// Only where keys went on from the line is there something to find.
 	MOVL line_over(R12), CX
 	TESTL CX, CX

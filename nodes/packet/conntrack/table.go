@@ -334,13 +334,18 @@ func (t *table) compare(b *batch, from, to int) {
 	home, place := b.home[from:to], b.place[from:to]
 	for j, key := range b.key[from:to] {
 		l := (*line)(unsafe.Add(lines, home[j]))
-		place[j] = uint8(bits.TrailingZeros32(uint32(b2u(l.key[0] == key)|b2u(l.key[1] == key)<<1|b2u(l.key[2] == key)<<2|b2u(l.key[3] == key)<<3|b2u(l.key[4] == key)<<4) | 1<<5))
+		p := l.first(key)
+		if p == len(l.key) {
+			p += l.first(0)
+		}
+		place[j] = uint8(p)
 	}
 }
 
-// free answers the first free place of the line, 5 if there is none.
-func (l *line) free() uint {
-	return uint(bits.TrailingZeros32(uint32(b2u(l.st[0] == 0)|b2u(l.st[1] == 0)<<1|b2u(l.st[2] == 0)<<2|b2u(l.st[3] == 0)<<3|b2u(l.st[4] == 0)<<4) | 1<<5))
+// first answers the first place of the line that has the key, 5 if there is none. The key of
+// a free place is 0.
+func (l *line) first(key uint64) int {
+	return bits.TrailingZeros32(uint32(b2u(l.key[0] == key)|b2u(l.key[1] == key)<<1|b2u(l.key[2] == key)<<2|b2u(l.key[3] == key)<<3|b2u(l.key[4] == key)<<4) | 1<<5)
 }
 
 // b2u compiles to one instruction.
