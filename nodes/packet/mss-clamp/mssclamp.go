@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"math/bits"
 	"sync/atomic"
+	"unsafe"
 
 	"github.com/lbgraph/lbgraph/control/state"
 	"github.com/lbgraph/lbgraph/graph"
@@ -75,7 +76,9 @@ type worker struct {
 	core   graph.Core
 	mtus   *atomic.Pointer[[]int32] // by backend: bytes of the largest IP packet that the tunnel takes
 	insert bool
-	counts [malformed + 1]uint64 // of the vector in hand
+	// Of the vector in hand.
+	mtu    [packet.Size]int32 // by lane; 0 if the backend is unknown
+	counts [malformed + 1]uint64
 }
 
 // Process is part of graph.Node.
@@ -86,10 +89,18 @@ func (w *worker) Process(v *packet.Vector, in packet.Lanes, out []packet.Lanes) 
 		return
 	}
 	w.counts = [len(w.counts)]uint64{}
-	for mtus := *w.mtus.Load(); l != 0; l &= l - 1 {
-		i := l.Next() & 63
+	// Two loops: in one, each look into the table waits behind the packet before.
+	mtus := *w.mtus.Load()
+	for m := l; m != 0; m &= m - 1 {
+		i := m.Next() & 63
+		w.mtu[i] = 0
 		if b := uint64(v.Backend[i]); b < uint64(len(mtus)) {
-			w.clamp(v, i, int(mtus[b]))
+			w.mtu[i] = mtus[b]
+		}
+	}
+	for ; l != 0; l &= l - 1 {
+		if i := l.Next() & 63; w.mtu[i] != 0 {
+			w.clamp(v, i, int(w.mtu[i]))
 		}
 	}
 	for c, n := range w.counts {
@@ -119,11 +130,11 @@ func (w *worker) clamp(v *packet.Vector, i, mtu int) {
 	if v.Flags[i]&packet.V6 != 0 {
 		limit, assumed = mtu-packet.IPv6Len-packet.TCPLen, defaultMSS6
 	}
-	b := v.Bytes(i)
-	if int(v.L4[i])+packet.TCPLen > len(b) {
+	l4, n := uint32(v.L4[i]), v.Len[i]
+	if l4+packet.TCPLen > n {
 		return
 	}
-	h := b[v.L4[i]:]
+	h := unsafe.Slice((*byte)(v.Ptr(i, l4)), n-l4)
 	size := int(h[12]>>4) * 4
 	if size < packet.TCPLen || size > len(h) {
 		return
