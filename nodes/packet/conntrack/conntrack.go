@@ -291,7 +291,8 @@ type batch struct {
 	place [packet.Size]uint8  // place in the line; 5 + the first free one if the key is not there, 10 if none is free
 }
 
-// noKey is no flow's key, as there is no service 0; nor is it that of free places.
+// noKey is the key of no plain service's flow, as there is no service 0; nor is it that of
+// free places.
 const noKey = 1
 
 // look finds the flows of the lanes in, enters backend and slot of those that it
@@ -633,7 +634,7 @@ func (n *node) AfterSend(v *packet.Vector, lanes packet.Lanes) {
 		}
 		key, free := keyOf(v, i), uint(b.place[i])-uint(len(line{}.key))
 		l := (*line)(unsafe.Add(lines, b.home[i]))
-		if b.key[i] != key || !looked.Has(i) || free >= uint(len(l.key)) || l.key[free] != 0 || entered == room ||
+		if b.key[i] != key || key == noKey || !looked.Has(i) || free >= uint(len(l.key)) || l.key[free] != 0 || entered == room ||
 			l.over != 0 && l.over&overBit(hashCompact(t.keys, key)) != 0 {
 			later |= packet.Lane(i)
 			continue

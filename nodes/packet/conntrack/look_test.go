@@ -2,6 +2,7 @@ package conntrack
 
 import (
 	"math/rand/v2"
+	"net/netip"
 	"slices"
 	"testing"
 	"time"
@@ -171,5 +172,35 @@ func TestEntersWhatIsNotPlainAnyMore(t *testing.T) {
 	r.node().AfterSend(&r.V, 1)
 	if r.entries() != 1 || r.Counter("inserts") != 2 {
 		t.Errorf("%d entries, %d inserts: the entry under the number before is still there", r.entries(), r.Counter("inserts"))
+	}
+}
+
+// The low bits of a wide flow may be what stands for no key at all: service 65536, no
+// source port, an address that ends in ::1. It is a flow like others.
+func TestWideFlowWhoseLowBitsAreNoKey(t *testing.T) {
+	for _, plain := range []bool{hasPlain, false} {
+		r := newRig(t, nil)
+		r.node().plain = plain
+		s := r.State()
+		f := flowTo(six, 1)
+		f.src, f.sport = netip.MustParseAddr("2001:db8:9::1"), 0
+		r.load(0, f, syn, 0)
+		const service = 1 << 16
+		infos := slices.Grow(slices.Clone(s.Infos), service+1)[:service+1]
+		infos[service] = s.Infos[r.V.VIP[0]]
+		backend, _ := s.Words[infos[service].Base].Load()
+		r.r.Publish(&state.Snapshot{Services: s.Services, Pools: s.Pools, Backends: s.Backends, Words: s.Words, Infos: infos})
+		for i, want := range []packet.Lanes{0, 1, 1} {
+			r.load(0, f, ack, 0)
+			r.V.VIP[0] = service
+			if hits := r.Process(1)["hit"]; hits != want || hits != 0 && r.V.Backend[0] != backend {
+				t.Errorf("assembly %v, packet %d: hits %x, backend %d", plain, i, hits, r.V.Backend[0])
+			}
+			if want == 0 {
+				r.V.Backend[0], r.V.Flags[0] = backend, r.V.Flags[0]|packet.Chosen
+			}
+			r.node().AfterSend(&r.V, 1)
+		}
+		checkTables(t, r.node())
 	}
 }
