@@ -3,6 +3,7 @@ package maglevselect
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/lbgraph/lbgraph/control/state"
@@ -114,6 +115,33 @@ func TestNoBackendIsNeverBackendZero(t *testing.T) {
 	}
 	if w.V.Backend[0] != 0 || w.V.Flags[0]&packet.Chosen != 0 {
 		t.Error("no backend, and yet one was set")
+	}
+}
+
+// A packet that nothing is selected for has none of what the vector's packets before it
+// had, in all its lanes, also where the pool of a service is none of the snapshot's.
+func TestNoBackendInAllLanes(t *testing.T) {
+	s := store(t, 3)
+	w := rig(t, s)
+	was := s.Cell().Load()
+	lost := *was
+	lost.Services = slices.Clone(was.Services)
+	lost.Services[sticky].Pool = uint32(len(was.Pools))
+	w.Rig.Publish(&lost)
+	for gap := range packet.Size {
+		for _, service := range []uint32{none, 9999, 0, sticky} {
+			for i := range packet.Size {
+				load(w, i, web, uint32(i), 1)
+			}
+			w.V.VIP[gap] = service
+			ans := w.Process(packet.All(packet.Size))
+			if ans["no_backend"] != packet.Lane(gap) || ans["next"] != packet.All(packet.Size)&^packet.Lane(gap) {
+				t.Fatalf("service %d in lane %d: answers %v", service, gap, ans)
+			}
+			if w.V.Backend[gap] != 0 || w.V.Flags[gap]&packet.Chosen != 0 {
+				t.Fatalf("service %d in lane %d has backend %d", service, gap, w.V.Backend[gap])
+			}
+		}
 	}
 }
 

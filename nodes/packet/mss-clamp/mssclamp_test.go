@@ -197,6 +197,26 @@ func TestUntouched(t *testing.T) {
 	}
 }
 
+// What stands behind the end of a packet's first frame is not the packet's: a header or
+// options that end there are left alone.
+func TestStaysWithinTheFrame(t *testing.T) {
+	w := rig(t, false)
+	frame := nodetest.SYN(t, nodetest.Client4, nodetest.VIP4, 1, 443, 1460)
+	const l4 = packet.EtherLen + packet.IPv4Len
+	for _, n := range []uint32{l4 - 1, l4, l4 + packet.TCPLen - 1, l4 + packet.TCPLen, l4 + packet.TCPLen + optionLen - 1} {
+		w.Reuse()
+		in := w.Load(frame)
+		w.Parse(in)
+		w.V.Backend[0], w.V.Len[0] = over4, n
+		clear(w.Counters)
+		w.Process(in)
+		w.V.Len[0] = uint32(len(frame))
+		if !bytes.Equal(w.V.Bytes(0), frame) || w.Counter("clamped") != 0 {
+			t.Errorf("%d bytes: %d clamped, changed to\n%x, was\n%x", n, w.Counter("clamped"), w.V.Bytes(0), frame)
+		}
+	}
+}
+
 // A corrupt checksum must stay as wrong as it was.
 func TestKeepsCorruption(t *testing.T) {
 	w := rig(t, false)
