@@ -147,8 +147,11 @@ func (c *core) Sent(v *packet.Vector, lanes packet.Lanes) {
 	first := v.VIP[lanes.Next()&63]
 	var bytes uint64
 	var others uint32
-	for m := lanes; m != 0; m &= m - 1 {
-		i := m.Next() & 63
+	for i, end := lanes.Next(), lanes.End(); i < end; i++ {
+		i := i & 63
+		if !lanes.Has(i) {
+			continue
+		}
 		n := uint64(v.Total[i])
 		bytes += n
 		others |= v.VIP[i] ^ first
@@ -165,8 +168,11 @@ func (c *core) Sent(v *packet.Vector, lanes packet.Lanes) {
 		}
 	} else {
 		services := c.perService
-		for m := lanes; m != 0; m &= m - 1 {
-			i := m.Next() & 63
+		for i, end := lanes.Next(), lanes.End(); i < end; i++ {
+			i := i & 63
+			if !lanes.Has(i) {
+				continue
+			}
 			if s := v.VIP[i]; uint(s) < uint(len(services)) {
 				services[s].Packets++
 				services[s].Bytes += uint64(v.Total[i])

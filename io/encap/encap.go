@@ -281,8 +281,11 @@ var first4word, ether4word, ether6word uint64 = first4, ether4, ether6
 func gre4(v *packet.Vector, in packet.Lanes, ts []template, tosMask uint64) (rest packet.Lanes) {
 	const over = packet.IPv4Len + 4
 	mem, limit := unsafe.Pointer(unsafe.SliceData(v.Mem)), uint64(len(v.Mem))-2*around
-	for l := in; l != 0; l &= l - 1 {
-		i := l.Next() & 63
+	for i, end := in.Next(), in.End(); i < end; i++ {
+		i := i & 63
+		if !in.Has(i) {
+			continue
+		}
 		b, start := v.Backend[i], v.Start[i]
 		if uint(b) >= uint(len(ts)) || v.L3[i] != packet.EtherLen || v.Chain[i] != packet.NoFrame || v.Flags[i]&packet.V6 != 0 || uint64(start)-around > limit {
 			rest |= packet.Lane(i)

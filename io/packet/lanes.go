@@ -36,7 +36,16 @@ func (l Lanes) Has(i int) bool { return l>>(uint(i)&63)&1 != 0 }
 //	}
 func (l Lanes) Next() int { return bits.TrailingZeros64(uint64(l)) }
 
-// End answers the number behind the highest lane of the set; 0 for the empty set.
+// End answers the number behind the highest lane of the set; 0 for the empty set. Where
+// nearly all lanes are in the set, this walk is cheaper than that of Next, whose instruction
+// takes six steps on some processors:
+//
+//	for i, end := in.Next(), in.End(); i < end; i++ {
+//		if !in.Has(i) {
+//			continue
+//		}
+//		…
+//	}
 func (l Lanes) End() int { return bits.Len64(uint64(l)) }
 
 // Dense tells whether the set is exactly lanes 0 … n−1: then a counting loop is

@@ -627,9 +627,9 @@ func (n *node) AfterSend(v *packet.Vector, lanes packet.Lanes) {
 	n.looked = 0
 	entered := 0
 	var later packet.Lanes
-	for l := lanes; l != 0; l &= l - 1 {
-		i := l.Next() & 63
-		if v.Flags[i]&(packet.Chosen|packet.Related) != packet.Chosen || v.TCP[i]&(packet.FIN|packet.RST) != 0 || v.Slot[i] >= state.MaxSlots {
+	for i, end := lanes.Next(), lanes.End(); i < end; i++ {
+		i := i & 63
+		if !lanes.Has(i) || v.Flags[i]&(packet.Chosen|packet.Related) != packet.Chosen || v.TCP[i]&(packet.FIN|packet.RST) != 0 || v.Slot[i] >= state.MaxSlots {
 			continue
 		}
 		key, free := keyOf(v, i), uint(b.place[i])-uint(len(line{}.key))

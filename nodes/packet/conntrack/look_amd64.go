@@ -12,8 +12,8 @@ import (
 )
 
 // hasPlain tells whether this processor runs formPlain and decidePlain: the latter compares
-// a line's keys with AVX2.
-var hasPlain = cpu.X86.HasAVX2
+// a line's keys with AVX2, and counts zeros with BMI1, where bsf takes six steps.
+var hasPlain = cpu.X86.HasAVX2 && cpu.X86.HasBMI1
 
 // What the assembly reads of other packages' structures. A change there changes it here.
 const (

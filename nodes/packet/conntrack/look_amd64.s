@@ -106,7 +106,7 @@ loop:
 	SHLL $4, CX
 	ORL  $32, CX
 	ORL  CX, DX
-	BSFL DX, DX
+	TZCNTL DX, DX
 	CMPL DX, $5
 	JEQ  absent
 	MOVB DX, batch_place(BX)(R9*1)
@@ -179,7 +179,7 @@ absent:
 	SHLL $4, CX
 	ORL  $32, CX
 	ORL  CX, DX
-	BSFL DX, DX
+	TZCNTL DX, DX
 	ADDL $5, DX
 	MOVB DX, batch_place(BX)(R9*1)
 

@@ -16,7 +16,7 @@ import (
 // sizes, with holes, of all kinds of flows, states, times and backends.
 func TestPlainIsWhatDecideIs(t *testing.T) {
 	if !hasPlain {
-		t.Skip("no assembly on this processor: GOARCH is not amd64, or AVX2 is missing")
+		t.Skip("no assembly on this processor: GOARCH is not amd64, or AVX2 or BMI1 is missing")
 	}
 	rnd := rand.New(rand.NewPCG(7, 7))
 	shrunk := func(c *Config) { c.Entries = 1024 }
@@ -121,7 +121,7 @@ func TestEntersLanesThatWereNotLookedUp(t *testing.T) {
 // Assembly reads nothing behind the end of what it is given, though more stands there.
 func TestPlainStaysWithinItsSlices(t *testing.T) {
 	if !hasPlain {
-		t.Skip("no assembly on this processor: GOARCH is not amd64, or AVX2 is missing")
+		t.Skip("no assembly on this processor: GOARCH is not amd64, or AVX2 or BMI1 is missing")
 	}
 	r := newRig(t, nil)
 	f := flowTo(web, 1)
