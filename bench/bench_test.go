@@ -370,7 +370,8 @@ func TestComparisons(t *testing.T) {
 	each("look-up that misses", x, err)
 	x, err = Selection(2)
 	each("selection", x, err)
-	each("limiter", Limiter(false, 2), nil)
+	each("limiter", Limiter(true, packet.Size, 2), nil)
+	each("limiter that denies", Limiter(false, 1, 2), nil)
 	if x, err = Added(8, 2, d); err != nil || len(x) != 2 { // too little to be above zero for certain
 		t.Errorf("added: %v, %v", x, err)
 	}

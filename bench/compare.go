@@ -209,17 +209,21 @@ func Selection(runs int) ([]float64, error) {
 	}), nil
 }
 
-// Limiter measures a rate limiter that allows, or denies.
-func Limiter(allow bool, runs int) []float64 {
-	rate, step := 1_000_000_000, int64(1)
+// Limiter measures a rate limiter that allows, or denies, n packets of every vector. A
+// node asks it once a vector, for a number of lanes.
+func Limiter(allow bool, n, runs int) []float64 {
+	rate, step := 1_000_000_000, int64(n)
 	if !allow {
 		rate, step = 1, 0
 	}
-	b, now := packet.NewBucket(rate, 1), int64(1)
-	return loop(4096, runs, func() {
+	b, now, ask := packet.NewBucket(rate, n), int64(1), packet.All(n)
+	b.Take(now, n)
+	return loop(4096*n, runs, func() {
+		at := now // in a register
 		for range 4096 {
-			now += step
-			b.Take(now)
+			at += step
+			b.Take(at, ask.Count())
 		}
+		now = at
 	})
 }

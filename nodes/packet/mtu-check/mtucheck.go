@@ -111,18 +111,35 @@ func (w *worker) Process(v *packet.Vector, in packet.Lanes, out []packet.Lanes) 
 	if long == 0 {
 		return
 	}
-	for backends := w.State().Backends; long != 0; long &= long - 1 {
+	var ask packet.Lanes
+	backends := w.State().Backends
+	for ; long != 0; long &= long - 1 {
 		i := long.Next() & 63
-		mtu := w.env.MTU - max(w.env.Overhead4, w.env.Overhead6)
-		if b := int(v.Backend[i]); b < len(backends) {
-			mtu = w.env.InnerMTU(&backends[b])
-		}
 		output := next
-		if int(v.IPLen[i]) > mtu {
-			output = w.oversize(v, i, uint32(mtu))
+		if mtu := w.mtu(backends, v.Backend[i]); v.IPLen[i] > mtu {
+			output = w.oversize(v, i, mtu)
+		}
+		if output == reply {
+			ask |= packet.Lane(i)
+			continue
 		}
 		out[output] |= packet.Lane(i)
 	}
+	for n := w.bucket.Take(w.Now(), ask.Count()); n > 0; n-- {
+		i := ask.Next() & 63
+		w.tell(v, i, w.mtu(backends, v.Backend[i]))
+		out[reply] |= packet.Lane(i)
+		ask &= ask - 1
+	}
+	out[icmpLimited] = ask
+}
+
+// mtu answers up to which length a packet goes to backend b in one piece.
+func (w *worker) mtu(backends []state.Backend, b uint32) uint32 {
+	if int(b) < len(backends) {
+		return uint32(w.env.InnerMTU(&backends[b]))
+	}
+	return uint32(w.env.MTU - max(w.env.Overhead4, w.env.Overhead6))
 }
 
 // longer answers the lanes of in whose packet is longer than n, without a branch for
@@ -141,7 +158,8 @@ func longer(v *packet.Vector, in packet.Lanes, n uint32) (long packet.Lanes) {
 	return long
 }
 
-// oversize deals with lane i, whose packet is longer than mtu, and answers its output.
+// oversize deals with lane i, whose packet is longer than mtu, and answers its output;
+// reply for one whose sender is to be told, if the limit allows it.
 func (w *worker) oversize(v *packet.Vector, i int, mtu uint32) int {
 	if v.Flags[i]&(packet.V6|packet.DF) == 0 {
 		if !w.fragment {
@@ -152,9 +170,11 @@ func (w *worker) oversize(v *packet.Vector, i int, mtu uint32) int {
 	if !w.answer || !v.Answerable(i) {
 		return tooBig
 	}
-	if !w.bucket.Take(w.Now()) {
-		return icmpLimited
-	}
+	return reply
+}
+
+// tell makes the error about lane i, of which mtu bytes go in one piece.
+func (w *worker) tell(v *packet.Vector, i int, mtu uint32) {
 	w.Unchain(v, i)
 	base, size := w.Chunk(v.Frame[i])
 	room := base + size - v.Start[i]
@@ -165,7 +185,6 @@ func (w *worker) oversize(v *packet.Vector, i int, mtu uint32) int {
 		w.id++
 		v.MakeError(i, packet.ICMPUnreachable, packet.CodeFragNeeded, mtu, w.id, room)
 	}
-	return reply
 }
 
 // front is where the packets of made frames begin in their chunk: as far from the beginning as

@@ -119,6 +119,41 @@ func TestVector(t *testing.T) {
 	}
 }
 
+// Tokens go to the first lanes of a vector that ask for one; each error tells the length of
+// its own lane's backend.
+func TestVectorBeyondTheLimit(t *testing.T) {
+	c := nodetest.Cases(t)
+	w := rig(t, func(c *Config) { c.Oversize = "drop" })
+	short, long, gives := udp(t, false, 576), udp(t, false, 1500), may(c["udp-1500-df"], 0)
+	var frames [][]byte
+	for range packet.Size / 4 {
+		frames = append(frames, short, long, gives, long)
+	}
+	in := w.Load(frames...)
+	w.Parse(in)
+	for i := range packet.Size {
+		w.V.Backend[i] = over4 + uint32(i/2%2)
+	}
+	ans := w.Process(in)
+	const every, ask = 0x1111111111111111, packet.Lanes(0xaaaaaaaaaaaaaaaa)
+	first := ask & packet.All(20)
+	if ans["next"] != every || ans["too_big"] != every<<2 || ans["reply"] != first || ans["icmp_limited"] != ask&^first {
+		t.Errorf("%v", ans)
+	}
+	for i := range packet.Size {
+		b := w.V.Bytes(i)
+		if !first.Has(i) {
+			if !bytes.Equal(b, frames[i]) {
+				t.Errorf("lane %d was changed", i)
+			}
+			continue
+		}
+		if want := []uint16{1476, 1456}[i/2%2]; b[34] != 3 || b[35] != 4 || be.Uint16(b[40:]) != want {
+			t.Errorf("lane %d: % x, want MTU %d", i, b[34:42], want)
+		}
+	}
+}
+
 func TestReply(t *testing.T) {
 	c := nodetest.Cases(t)
 	tag := func(b []byte) []byte {

@@ -62,14 +62,17 @@ type worker struct {
 
 // Process is part of graph.Node.
 func (w *worker) Process(v *packet.Vector, in packet.Lanes, out []packet.Lanes) {
+	var ended packet.Lanes
 	for l := in; l != 0; l &= l - 1 {
 		i := l.Next() & 63
 		if !decrement(v, i) {
-			out[w.end(v, i)] |= packet.Lane(i)
-			in &^= packet.Lane(i)
+			ended |= packet.Lane(i)
 		}
 	}
-	out[next] = in
+	out[next] = in &^ ended
+	if ended != 0 {
+		w.end(v, ended, out)
+	}
 }
 
 // decrement counts a hop on lane i; false when it has none left.
@@ -92,14 +95,28 @@ func decrement(v *packet.Vector, i int) bool {
 	return true
 }
 
-// end answers the output of a lane that ends here.
-func (w *worker) end(v *packet.Vector, i int) int {
-	switch {
-	case !w.answer || !v.Answerable(i):
-		return expired
-	case !w.bucket.Take(w.Now()):
-		return icmpLimited
+// end deals with lanes that end here.
+func (w *worker) end(v *packet.Vector, ended packet.Lanes, out []packet.Lanes) {
+	var ask packet.Lanes
+	if w.answer {
+		for l := ended; l != 0; l &= l - 1 {
+			if i := l.Next() & 63; v.Answerable(i) {
+				ask |= packet.Lane(i)
+			}
+		}
 	}
+	out[expired] = ended &^ ask
+	for n := w.bucket.Take(w.Now(), ask.Count()); n > 0; n-- {
+		i := ask.Next() & 63
+		w.exceeded(v, i)
+		out[reply] |= packet.Lane(i)
+		ask &= ask - 1
+	}
+	out[icmpLimited] = ask
+}
+
+// exceeded makes the error about lane i.
+func (w *worker) exceeded(v *packet.Vector, i int) {
 	w.Unchain(v, i)
 	base, size := w.Chunk(v.Frame[i])
 	typ := byte(packet.ICMPTimeExceeded)
@@ -108,5 +125,4 @@ func (w *worker) end(v *packet.Vector, i int) int {
 	}
 	w.id++
 	v.MakeError(i, typ, 0, 0, w.id, base+size-v.Start[i])
-	return reply
 }

@@ -130,6 +130,27 @@ func TestVector(t *testing.T) {
 	}
 }
 
+// Tokens go to the first lanes of a vector that ask for one.
+func TestVectorBeyondTheLimit(t *testing.T) {
+	c := nodetest.Cases(t)
+	w := rig(t, true)
+	var frames [][]byte
+	for range packet.Size / 4 {
+		frames = append(frames, with(c["syn"], 9), with(c["syn"], 1), with(c["frag2"], 1), with(c["syn6"], 1))
+	}
+	ans := w.Process(load(w, frames...))
+	const every, ask = 0x1111111111111111, packet.Lanes(0xaaaaaaaaaaaaaaaa)
+	first := ask & packet.All(2*burst)
+	if ans["next"] != every || ans["expired"] != every<<2 || ans["reply"] != first || ans["icmp_limited"] != ask&^first {
+		t.Errorf("%v", ans)
+	}
+	for i := range packet.Size {
+		if got, want := w.V.Flags[i]&packet.ICMP != 0, first.Has(i); got != want {
+			t.Errorf("lane %d: an error: %v, want %v", i, got, want)
+		}
+	}
+}
+
 func FuzzDecrement(f *testing.F) {
 	f.Add(byte(2), uint16(0), uint32(0))
 	f.Add(byte(255), uint16(0xffff), uint32(0xffffffff))
