@@ -326,7 +326,7 @@ func TestLoneResetAndFin(t *testing.T) {
 
 func TestTimesToLive(t *testing.T) {
 	configure := func(c *Config) {
-		c.Timeouts = Timeouts{TCPHandshake: 3 * time.Second, TCPEstablished: 2 * time.Hour, TCPClosing: 20 * time.Second, UDP: 45 * time.Second, Other: 700 * time.Millisecond}
+		c.Timeouts = Timeouts{TCPHandshake: 3 * time.Second, TCPEstablished: 2 * time.Hour, TCPClosing: 20 * time.Second, UDP: 10 * time.Minute, Other: 700 * time.Millisecond}
 	}
 	for _, c := range []struct {
 		name    string
@@ -339,8 +339,8 @@ func TestTimesToLive(t *testing.T) {
 		{"established", web, []uint8{syn, ack}, 2 * time.Hour},
 		{"closing by FIN", web, []uint8{syn, ack, fin}, 20 * time.Second},
 		{"closing by RST", six, []uint8{syn, rst}, 20 * time.Second},
-		{"udp", dns, []uint8{0}, 45 * time.Second},
-		{"udp, two packets", dns, []uint8{0, 0}, 45 * time.Second},
+		{"udp", dns, []uint8{0}, 10 * time.Minute},
+		{"udp, two packets", dns, []uint8{0, 0}, 10 * time.Minute},
 		{"other", anyIP, []uint8{0, 0}, 700 * time.Millisecond},
 		{"established, wide", net4, []uint8{syn, ack}, 2 * time.Hour},
 	} {
@@ -368,6 +368,33 @@ func TestTimesToLive(t *testing.T) {
 			let(4 * time.Minute)
 			if r.entries() != 0 {
 				t.Errorf("%s: the sweep left %d entries", c.name, r.entries())
+			}
+		}
+	}
+}
+
+// An entry lives for its time in full, and for two ticks more at most, whenever in a tick
+// its packet came.
+func TestTimesToLiveToTheTick(t *testing.T) {
+	const tick = time.Duration(1 << minShift)
+	for _, c := range []struct {
+		ttl, came, next time.Duration // came in its tick
+		live            bool
+	}{
+		{60 * tick, tick - 1, 60*tick - 1, true},
+		{60*tick + 1, 0, 62*tick - 1, true},
+		{60*tick + 1, 0, 62 * tick, false},
+	} {
+		for _, service := range []int{web, dns, six} {
+			for _, plain := range []bool{hasPlain, false} {
+				r := newRig(t, func(cfg *Config) { cfg.Timeouts = Timeouts{time.Hour, c.ttl, time.Hour, c.ttl, time.Hour} })
+				r.node().plain = plain
+				r.Clock = r.Clock>>minShift<<minShift + int64(tick+c.came)
+				f := flowTo(service, 1)
+				r.want("first packet", f, syn, false)
+				r.want("second", f, ack, true)
+				r.Clock += int64(c.next)
+				r.want(fmt.Sprintf("service %d, assembly %v, %v of %v later", service, plain, c.next, c.ttl), f, ack, c.live)
 			}
 		}
 	}

@@ -204,3 +204,92 @@ func TestWideFlowWhoseLowBitsAreNoKey(t *testing.T) {
 		checkTables(t, r.node())
 	}
 }
+
+// An entry whose slot the snapshot has no word for is no hit.
+func TestSlotPastTheSnapshot(t *testing.T) {
+	for _, plain := range []bool{hasPlain, false} {
+		for _, service := range []int{web, six} {
+			r := newRig(t, nil)
+			r.node().plain = plain
+			f := flowTo(service, 1)
+			r.want("SYN", f, syn, false)
+			r.want("ACK", f, ack, true)
+			s := r.State()
+			end := s.Infos[r.V.VIP[0]].Base + r.V.Slot[0]
+			for n, want := range map[uint32]packet.Lanes{end: 0, end + 1: 1} {
+				r.r.Publish(&state.Snapshot{Services: s.Services, Pools: s.Pools, Backends: s.Backends, Words: s.Words[:n], Infos: s.Infos})
+				r.load(0, f, ack, 0)
+				r.V.VIP[0], _ = s.Match(packet.AddrOf(f.dst), f.proto, f.dport)
+				if hits := r.Process(1)["hit"]; hits != want || (r.V.Backend[0] != 0) != (want != 0) {
+					t.Errorf("service %d, assembly %v, word %d of %d: hits %x, backend %d", service, plain, end, n, hits, r.V.Backend[0])
+				}
+			}
+		}
+	}
+}
+
+// A slot that an entry has no bits for is not entered.
+func TestSlotThatFitsNoEntry(t *testing.T) {
+	for _, service := range []int{web, six} {
+		for _, slot := range []uint32{state.MaxSlots, state.MaxSlots + 1, 1 << 20} {
+			r := newRig(t, nil)
+			r.load(0, flowTo(service, 1), syn, 0)
+			r.Process(1)
+			r.V.Backend[0], r.V.Slot[0], r.V.Flags[0] = 1, slot, r.V.Flags[0]|packet.Chosen
+			r.node().AfterSend(&r.V, 1)
+			if r.entries() != 0 {
+				t.Errorf("service %d: slot %d was entered", service, slot)
+			}
+		}
+	}
+}
+
+// A flow whose service went away while its packet was on the way is not entered.
+func TestDeadServiceIsNotEntered(t *testing.T) {
+	for _, service := range []int{web, six} {
+		r := newRig(t, nil)
+		r.load(0, flowTo(service, 1), syn, 0)
+		r.Process(1)
+		s := r.State()
+		next := &state.Snapshot{Services: s.Services, Pools: s.Pools, Backends: s.Backends, Words: s.Words, Infos: slices.Clone(s.Infos)}
+		next.Infos[r.V.VIP[0]] = state.ServiceInfo{}
+		r.r.Publish(next)
+		r.V.Backend[0], r.V.Flags[0] = 1, r.V.Flags[0]|packet.Chosen
+		r.node().AfterSend(&r.V, 1)
+		if r.entries() != 0 {
+			t.Errorf("service %d: %d entries", service, r.entries())
+		}
+	}
+}
+
+// What a vector's look-up found to be free is not what it was once flows were entered: no
+// flow is entered twice.
+func TestEntersNoFlowTwice(t *testing.T) {
+	r := newRig(t, nil)
+	n := r.node()
+	home := func(f flow) uint32 {
+		r.load(0, f, syn, 0)
+		return n.cur.compact.home(hashCompact(n.cur.compact.keys, keyOf(&r.V, 0)))
+	}
+	f := flowTo(web, 0)
+	before := f
+	for i := 1; home(before) != home(f) || before == f; i++ {
+		before = flowTo(web, i)
+	}
+	r.want("the first of the line", before, syn, false)
+	r.want("the second", f, syn, false)
+	r.wait(time.Minute)
+	if r.entries() != 0 {
+		t.Fatalf("%d entries", r.entries())
+	}
+	// The same flow in another lane and then in its own, past look.
+	for _, lane := range []int{1, 0} {
+		r.load(lane, f, syn, packet.Chosen)
+		r.V.Backend[lane] = 1
+		n.AfterSend(&r.V, packet.Lane(lane))
+	}
+	if r.entries() != 1 {
+		t.Errorf("%d entries", r.entries())
+	}
+	checkTables(t, n)
+}
