@@ -50,13 +50,14 @@ func (w *worker) Process(v *packet.Vector, in packet.Lanes, out []packet.Lanes) 
 	var at [chunk]unsafe.Pointer
 	var of [chunk]*state.Pool
 	var chosen packet.Lanes
-	for from, end := in.Next(), in.End(); from < end; from += chunk {
-		to := min(from+chunk, end)
-		for i := from; i < to; i++ {
-			i, j := i&63, (i-from)&(chunk-1)
+	for rest := in; rest != 0; {
+		now, k := rest, 0
+		for ; rest != 0 && k < chunk; rest &= rest - 1 {
+			i, j := rest.Next()&63, k&(chunk-1)
+			k++
 			at[j], of[j] = unsafe.Pointer(&noCell), nil
 			id := uint64(v.VIP[i])
-			if !in.Has(i) || id >= uint64(len(services)) {
+			if id >= uint64(len(services)) {
 				continue
 			}
 			sv := &services[id]
@@ -68,19 +69,20 @@ func (w *worker) Process(v *packet.Vector, in packet.Lanes, out []packet.Lanes) 
 				at[j], of[j] = unsafe.Pointer(c), p
 			}
 		}
-		prefetch.Lines(at[:to-from])
-		for i := from; i < to; i++ {
-			i, j := i&63, (i-from)&(chunk-1)
-			p := of[j]
+		prefetch.Lines(at[:k])
+		for j := range k {
+			i := now.Next() & 63
+			now &= now - 1
+			p := of[j&(chunk-1)]
 			if p == nil {
 				continue
 			}
-			slot := uint32(*(*uint16)(at[j]))
+			slot := uint32(*(*uint16)(at[j&(chunk-1)]))
 			backend, status := s.Of(p, slot)
 			if status != state.Up {
 				// The table is a moment older than the status.
 				var ok bool
-				if slot, backend, ok = s.Choose(p.ID, hash(v, i, &services[v.VIP[i]])); !ok {
+				if slot, backend, ok = s.Choose(p.ID, hash(v, i, &s.Services[v.VIP[i]])); !ok {
 					continue
 				}
 			}

@@ -91,15 +91,15 @@ func (w *worker) Process(v *packet.Vector, in packet.Lanes, out []packet.Lanes) 
 	w.counts = [len(w.counts)]uint64{}
 	// Two loops: in one, each look into the table waits behind the packet before.
 	mtus := *w.mtus.Load()
-	for i, end := l.Next(), l.End(); i < end; i++ {
-		i := i & 63
+	for m := l; m != 0; m &= m - 1 {
+		i := m.Next() & 63
 		w.mtu[i] = 0
-		if b := uint64(v.Backend[i]); l.Has(i) && b < uint64(len(mtus)) {
+		if b := uint64(v.Backend[i]); b < uint64(len(mtus)) {
 			w.mtu[i] = mtus[b]
 		}
 	}
-	for i, end := l.Next(), l.End(); i < end; i++ {
-		if i := i & 63; w.mtu[i] != 0 {
+	for ; l != 0; l &= l - 1 {
+		if i := l.Next() & 63; w.mtu[i] != 0 {
 			w.clamp(v, i, int(w.mtu[i]))
 		}
 	}
