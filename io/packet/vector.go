@@ -138,13 +138,13 @@ func (v *Vector) AnyFlag(f Flags) bool {
 // adds two lanes at a time, in two sums: one after the other each would wait for the one
 // before. No sum of 32 packets needs more than 32 bits.
 func (v *Vector) Octets(n int) uint64 {
-	pairs := (*[Size / 2]uint64)(unsafe.Pointer(&v.Total))
 	n = min(n, Size)
 	var a, b uint64
 	i := 0
-	for ; i+4 <= n; i += 4 {
-		a += pairs[uint(i)/2%(Size/2)]
-		b += pairs[(uint(i)/2+1)%(Size/2)]
+	for ; i+8 <= n; i += 8 {
+		p := (*[4]uint64)(unsafe.Pointer(&v.Total[i&(Size-8)]))
+		a += p[0] + p[2]
+		b += p[1] + p[3]
 	}
 	sum := a&0xffffffff + a>>32 + b&0xffffffff + b>>32
 	for ; i < n; i++ {
