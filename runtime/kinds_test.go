@@ -151,6 +151,8 @@ func (n *spread) Process(v *packet.Vector, in packet.Lanes, out []packet.Lanes) 
 		case b[0] == '2': // twice
 			out[0] |= packet.Lane(i)
 			out[1] |= packet.Lane(i)
+		case b[0] == 's': // and a lane that it was not given
+			out[0] |= packet.Lane(i) | packet.Lane(packet.Size-1)
 		case b[0] == 'B':
 			v.Backend[i] = 7
 			out[0] |= packet.Lane(i)

@@ -76,12 +76,12 @@ func TestNoFrame(t *testing.T) {
 
 func TestUnansweredAndTwice(t *testing.T) {
 	r := newRig(t, draw(t, 1, "rx -> spread", "spread -> tx"), 1, nil)
-	r.port().Inject(0, frames("u0", "20", "x0")...)
+	r.port().Inject(0, frames("u0", "20", "x0", "u1", "s0")...)
 	r.settle()
-	want(t, "sent", r.sent(0), "[20 x0]")
+	want(t, "sent", r.sent(0), "[20 x0 s0]")
 	s := r.conserved()
-	want(t, "drops", s.Drops(), "map[spread.unanswered:1]")
-	want(t, "duplicate answers", s.Node("spread").DuplicateAnswer, 1)
+	want(t, "drops", s.Drops(), "map[spread.unanswered:2]")
+	want(t, "duplicate answers, and one of a lane that is not the node's", s.Node("spread").DuplicateAnswer, 2)
 }
 
 func TestPunt(t *testing.T) {
@@ -424,6 +424,17 @@ func TestObserver(t *testing.T) {
 	want(t, "who made what", strings.Join(o.lines[:7], "; "),
 		"received rx; made twin; visited twin; visited twin; made twin; visited twin; visited keeper")
 	r.Observe(nil)
+	for name, c := range map[string]struct{ way, frame, want string }{
+		"unanswered": {"spread", "u0", "received rx; visited spread; ended spread dropped unanswered"},
+		"no punt":    {"aside", "a0", "received rx; visited aside; ended aside dropped no_punt"},
+	} {
+		r := newRig(t, draw(t, 1, "rx -> "+c.way, c.way+" -> tx"), 1, nil)
+		o := &recorder{}
+		r.Observe(o)
+		r.port().Inject(0, frames(c.frame)...)
+		r.settle()
+		want(t, name, strings.Join(o.lines, "; "), c.want)
+	}
 }
 
 // TestNoAllocations: a step with a full vector allocates nothing.

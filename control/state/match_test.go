@@ -125,6 +125,51 @@ func manyRules(n int) []rule {
 	return rules
 }
 
+// Services of single addresses, also as many as half fill their table to the last place,
+// take their own packets, and none that differ from those by a bit of address, protocol
+// or port.
+func TestMatchOfManySingles(t *testing.T) {
+	for _, n := range []int{1, 64, 4096, 8192} {
+		rules := manyRules(n)
+		for i := range rules {
+			r := &rules[i]
+			r.lo = uint16([]int{443, 1 << 15, 53 | 1<<15, 0xffff}[i%4])
+			r.hi, r.proto = r.lo, []uint8{packet.ProtoTCP, packet.ProtoUDP}[i/4%2]
+			if i%3 == 2 && n < 8192 {
+				a := r.prefix.Addr().As4()
+				r.prefix = netip.PrefixFrom(netip.AddrFrom16([16]byte{0: 0x20, 1: 1, 13: a[1], 14: a[2], 15: a[3]}), 128)
+			}
+		}
+		m := newMatcher(rules)
+		var v packet.Vector
+		check := func(dst packet.Addr, proto uint8, port uint16, want uint32) {
+			t.Helper()
+			got, verdict := m.Match(dst, proto, port)
+			if got != want || (verdict == Served) != (want != 0) {
+				t.Fatalf("%d services: Match(%v, %d, %d) is %d, %d, not %d", n, dst, proto, port, got, verdict, want)
+			}
+			v.Dst[0], v.Proto[0], v.DPort[0], v.Flags[0], v.VIP[0] = dst, proto, port, 0, 0
+			if !dst.Is4() {
+				v.Flags[0] = packet.V6
+			}
+			if served := m.MatchDense(&v, 1); v.VIP[0] != want || (served == 1) != (want != 0) {
+				t.Fatalf("%d services: MatchDense of %v, %d, %d is %d, not %d", n, dst, proto, port, v.VIP[0], want)
+			}
+		}
+		for _, r := range rules {
+			dst := packet.AddrOf(r.prefix.Addr())
+			check(dst, r.proto, r.lo, r.service)
+			for bit := range 16 {
+				check(dst, r.proto, r.lo^1<<bit, 0)
+				if bit < 8 {
+					check(dst, r.proto^1<<bit, r.lo, 0)
+				}
+				check(packet.Addr{Hi: dst.Hi, Lo: dst.Lo ^ 1<<(16+bit)}, r.proto, r.lo, 0)
+			}
+		}
+	}
+}
+
 func TestMatchAllocatesNothing(t *testing.T) {
 	m := newMatcher(append(manyRules(100), rule{prefix: netip.MustParsePrefix("198.51.100.0/24"), hi: 65535, service: 999}))
 	a, b := packet.Addr4(0xcb000001), packet.AddrOf(netip.MustParseAddr("198.51.100.1"))
