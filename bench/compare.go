@@ -197,9 +197,10 @@ func Selection(runs int) ([]float64, error) {
 		hashes[i] = packet.Mix(uint64(i+1)*0x9e3779b97f4a7c15, 0xd6e8feb86659fd93)
 	}
 	p, all := &s.Pools[1], hashes[:]
-	return loop(8*len(all), runs, func() {
+	const rounds = 8
+	return loop(rounds*len(all), runs, func() {
 		sum := uint32(0) // in a register
-		for range 8 {
+		for range rounds {
 			for _, h := range all {
 				slot, _ := p.Select(h)
 				sum += slot

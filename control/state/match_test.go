@@ -156,6 +156,8 @@ func TestMatchOfManySingles(t *testing.T) {
 				t.Fatalf("%d services: MatchDense of %v, %d, %d is %d, not %d", n, dst, proto, port, v.VIP[0], want)
 			}
 		}
+		check(packet.Addr4(0), 0, 0, 0) // of zeros, as free places are
+		check(packet.Addr{}, 0, 0, 0)
 		for _, r := range rules {
 			dst := packet.AddrOf(r.prefix.Addr())
 			check(dst, r.proto, r.lo, r.service)
@@ -166,6 +168,33 @@ func TestMatchOfManySingles(t *testing.T) {
 				}
 				check(packet.Addr{Hi: dst.Hi, Lo: dst.Lo ^ 1<<(16+bit)}, r.proto, r.lo, 0)
 			}
+		}
+	}
+}
+
+// Packets that carry no flow of their own are nobody's here, also where a service takes
+// whatever comes to its address.
+func TestMatchDenseLeavesOutWhatHasNoFlow(t *testing.T) {
+	m := newMatcher([]rule{
+		{prefix: netip.MustParsePrefix("203.0.113.0/24"), hi: 65535, service: 1},
+		{prefix: netip.MustParsePrefix("203.0.113.10/32"), hi: 65535, service: 2},
+		{prefix: netip.MustParsePrefix("2001:db8::/32"), hi: 65535, service: 3},
+	})
+	const before = 77
+	for _, c := range []struct {
+		dst   string
+		flags packet.Flags
+		want  uint32
+	}{
+		{"203.0.113.9", 0, 1}, {"203.0.113.9", packet.DF, 1}, {"203.0.113.10", 0, 2}, {"2001:db8::1", packet.V6, 3},
+		{"203.0.113.9", packet.Later, before}, {"203.0.113.10", packet.ICMP, before}, {"203.0.113.10", packet.V6, before},
+		{"2001:db8::1", packet.V6 | packet.Later, before}, {"2001:db8::1", packet.V6 | packet.ICMP, before}, {"192.0.2.1", 0, before},
+	} {
+		var v packet.Vector
+		v.Dst[1], v.Proto[1], v.Flags[1], v.VIP[1] = packet.AddrOf(netip.MustParseAddr(c.dst)), packet.ProtoTCP, c.flags, before
+		served := m.MatchDense(&v, 2)
+		if v.VIP[1] != c.want || served.Has(1) != (c.want != before) {
+			t.Errorf("%s with flags %x: service %d, served %v, want %d", c.dst, c.flags, v.VIP[1], served.Has(1), c.want)
 		}
 	}
 }

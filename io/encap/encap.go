@@ -299,7 +299,7 @@ func gre4(v *packet.Vector, in packet.Lanes, ts []template, tosMask uint64) (res
 			continue
 		}
 		// What is done with comes first, so that the rest has registers.
-		put64(p, -over, to|x<<48)
+		put64(p, -over, to) // and two bytes that the next eight replace
 		put64(p, 6-over, x<<16>>16|ether4word)
 		tos := uint64(*(*uint8)(unsafe.Add(p, packet.EtherLen+1))) & tosMask << 8
 		n := v.IPLen[i] + over // a single frame: it does not wrap
@@ -356,7 +356,7 @@ func (w *Worker) write4(v *packet.Vector, in packet.Lanes, ts []template) (rest 
 		sum = sum&0xffff + sum>>16
 		sum += sum >> 16
 		q := unsafe.Add(p, -int(over))
-		put64(q, 0, to|ours<<48)
+		put64(q, 0, to)
 		put64(q, 6, ours|ether4word)
 		put64(q, 14, first4word|tos<<8|total<<16)
 		put64(q, 22, w1|uint64(^uint16(sum))<<16)
@@ -405,7 +405,7 @@ func (w *Worker) write6(v *packet.Vector, in packet.Lanes, ts []template) (rest 
 		length := n - packet.IPv6Len
 		first := bits.ReverseBytes32(uint32(tos<<20 | hash>>44)) // the label is 20 bits of the hash
 		q := unsafe.Add(p, -int(over))
-		put64(q, 0, to|ours<<48)
+		put64(q, 0, to)
 		put64(q, 6, ours|ether6word)
 		put64(q, 14, e.w0[inner]|uint64(first)|uint64(bits.ReverseBytes16(uint16(length)))<<32)
 		put64(q, 22, t.w[0][0])

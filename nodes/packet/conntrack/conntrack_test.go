@@ -400,6 +400,22 @@ func TestTimesToLiveToTheTick(t *testing.T) {
 	}
 }
 
+// An entry that is over stays so until its stamp wraps, where no sweep comes by.
+func TestOverUntilSwept(t *testing.T) {
+	for _, plain := range []bool{hasPlain, false} {
+		r := newRig(t, func(c *Config) { c.Timeouts.TCPEstablished = time.Minute })
+		r.node().plain = plain
+		for n := range 52 { // 17 min, of 18 until it wraps
+			r.send(flowTo(web, n), syn)
+			r.send(flowTo(web, n), ack)
+			r.Clock += int64(20 * time.Second)
+		}
+		for n := range 52 {
+			r.want(fmt.Sprintf("assembly %v, flow %d", plain, n), flowTo(web, n), ack, 52-n <= 3)
+		}
+	}
+}
+
 // The clock of 16 bits wraps many times over: an idle entry does not come to life
 // again, one that is in use does not die.
 func TestClockWraps(t *testing.T) {

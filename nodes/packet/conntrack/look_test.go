@@ -148,6 +148,9 @@ func TestPlainStaysWithinItsSlices(t *testing.T) {
 	if hits, left = decidePlain(&n.batch, &n.cur.compact, &r.V, n.words, &n.clk, 1, 1); hits != 0 || left != 0 {
 		t.Errorf("no lanes: hits %x, left %x", hits, left)
 	}
+	if bad := formPlain(&n.batch, &n.cur.compact, &r.V, n.infos, 1, 1); bad != 0 || n.batch.key[1] != 0 {
+		t.Errorf("no lanes: bad %x, key %x", bad, n.batch.key[1])
+	}
 }
 
 // A service that leads to another pool since its packet was looked up takes its flow

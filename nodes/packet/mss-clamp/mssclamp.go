@@ -35,7 +35,6 @@ func init() {
 		TakesOverhead: true,
 		Packets: func(c Config, env *graph.Env) (graph.Maker, error) {
 			mtus := &atomic.Pointer[[]int32]{}
-			mtus.Store(new([]int32))
 			env.Watch(func(s *state.Snapshot) {
 				all := make([]int32, len(s.Backends))
 				for b := range all {
