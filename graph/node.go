@@ -34,8 +34,11 @@ type (
 	// were sent or handed to another core. It reads columns only; the frames'
 	// bytes may be gone. lanes visited the node in this pass, or entered the pass
 	// behind some node (released, or from another core); a packet is told once.
+	// Vectors of which no lane has any of the flags that Marks answers, always the same,
+	// are not told of; with 0 all are.
 	AfterSender interface {
 		AfterSend(v *packet.Vector, lanes packet.Lanes)
+		Marks() packet.Flags
 	}
 	// Inheritor takes over the state of the node of the same name and kind that
 	// it replaces. It swaps pointers; it is called between two vectors.

@@ -400,7 +400,9 @@ func (e *Engine) make(prog *program) (all [][]node, err error) {
 			if n.Node, err = s.maker(n.core); err != nil {
 				return all, fmt.Errorf("node %q on core %d: %w", s.inst.Name, l.id, err)
 			}
-			n.after, _ = n.Node.(graph.AfterSender)
+			if n.after, _ = n.Node.(graph.AfterSender); n.after != nil {
+				n.marks = n.after.Marks()
+			}
 			n.ticker, _ = n.Node.(graph.Ticker)
 			n.arriver, _ = n.Node.(graph.Arriver)
 			n.hearer, _ = n.Node.(graph.Hearer)

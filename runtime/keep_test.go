@@ -559,18 +559,50 @@ func TestAfterSendOfVisitors(t *testing.T) {
 	want(t, "told of those in the middle", told.lanes, "[1 1 10]")
 }
 
-// toldNode takes down what it is told.
-type toldNode struct{ lanes []packet.Lanes }
+// A node that names flags is told of all lanes of vectors that have one of them, and of
+// no others.
+func TestAfterSendOfMarkedVectors(t *testing.T) {
+	toldMark = packet.Malformed
+	defer func() { toldMark = 0 }()
+	r := newRig(t, draw(t, 1, "rx -> part", "part -> told", "part.other -> tx", "told -> tx"), 1, nil)
+	told := r.loops[0].nodes[r.prog.byName["told"]].Node.(*toldNode)
+	for _, f := range []string{"u1", "u2", "u1"} {
+		r.port().Inject(0, frames(f)...)
+		r.settle()
+		r.loops[0].v.Flags = [packet.Size]packet.Flags{}
+	}
+	want(t, "told", told.lanes, "[1]")
+	r.port().Inject(0, frames("u1", "u2", "u1")...)
+	r.settle()
+	want(t, "told of a vector with one in the middle", told.lanes, "[1 7]")
+}
 
-func (*toldNode) Process(_ *packet.Vector, in packet.Lanes, out []packet.Lanes) { out[0] = in }
-func (n *toldNode) AfterSend(_ *packet.Vector, lanes packet.Lanes)              { n.lanes = append(n.lanes, lanes) }
+// toldNode takes down what it is told. It marks packets that end in 2, if it has a mark.
+type toldNode struct {
+	lanes []packet.Lanes
+	mark  packet.Flags
+}
+
+// toldMark is the mark of those that are made.
+var toldMark packet.Flags
+
+func (n *toldNode) Process(v *packet.Vector, in packet.Lanes, out []packet.Lanes) {
+	out[0] = in
+	for l := in; l != 0; l &= l - 1 {
+		if i := l.Next() & 63; v.Bytes(i)[1] == '2' {
+			v.Flags[i] |= n.mark
+		}
+	}
+}
+func (n *toldNode) AfterSend(_ *packet.Vector, lanes packet.Lanes) { n.lanes = append(n.lanes, lanes) }
+func (n *toldNode) Marks() packet.Flags                            { return n.mark }
 
 func init() {
 	graph.Register(graph.Def[struct{}]{
 		Kind: "test-told", Summary: "is told in tests",
 		Outputs: []graph.Output{{Name: "next"}},
 		Packets: func(struct{}, *graph.Env) (graph.Maker, error) {
-			return func(graph.Core) (graph.Node, error) { return &toldNode{}, nil }, nil
+			return func(graph.Core) (graph.Node, error) { return &toldNode{mark: toldMark}, nil }, nil
 		},
 	})
 }

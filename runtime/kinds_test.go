@@ -183,6 +183,8 @@ func (n *spread) Hear(from int, m *graph.Message) {
 	n.heard = append(n.heard, uint64(from)<<8|m[0])
 }
 
+func (n *spread) Marks() packet.Flags { return 0 }
+
 func (n *spread) AfterSend(v *packet.Vector, lanes packet.Lanes) {
 	for m := lanes; m != 0; m &= m - 1 {
 		n.after = append(n.after, byte(v.Backend[m.Next()]))

@@ -91,6 +91,7 @@ type node struct {
 	source  bool
 	makes   bool // it may make packets
 	after   graph.AfterSender
+	marks   packet.Flags // of after
 	ticker  graph.Ticker
 	arriver graph.Arriver
 	hearer  graph.Hearer
@@ -383,9 +384,15 @@ func (l *Loop) run(v *packet.Vector, first int) {
 	}
 	l.dirty = true
 	if done := l.done; done != 0 {
-		with := withBackend(v, done)
+		var with packet.Lanes
 		for _, i := range l.afterSenders {
 			n := &l.nodes[i]
+			if n.marks != 0 && !v.AnyFlag(n.marks) {
+				continue
+			}
+			if with == 0 {
+				with = withBackend(v, done)
+			}
 			lanes := with
 			if !l.entered {
 				lanes &= n.visited

@@ -611,9 +611,6 @@ func (n *node) change(st *uint32, w uint32) {
 // AfterSend is part of graph.AfterSender: flows whose backend was selected in this
 // vector are entered, now that they were sent.
 func (n *node) AfterSend(v *packet.Vector, lanes packet.Lanes) {
-	if !v.AnyFlag(packet.Chosen) {
-		return
-	}
 	n.begin(v.Now)
 	t, b := &n.cur.compact, &n.batch
 	lines := unsafe.Pointer(unsafe.SliceData(t.lines))
@@ -654,6 +651,9 @@ func (n *node) AfterSend(v *packet.Vector, lanes packet.Lanes) {
 		}
 	}
 }
+
+// Marks is part of graph.AfterSender.
+func (n *node) Marks() packet.Flags { return packet.Chosen }
 
 // learn enters the backend that a lane was sent to. The flow may have an entry all
 // the same: from another packet of this vector, or one that is stale.

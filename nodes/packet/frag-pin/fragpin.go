@@ -175,9 +175,6 @@ func (w *worker) inCharge(hash uint64) int {
 
 // AfterSend pins the first fragments that were sent, here or with the core in charge.
 func (w *worker) AfterSend(v *packet.Vector, lanes packet.Lanes) {
-	if !v.AnyFlag(packet.First) {
-		return
-	}
 	for l := lanes; l != 0; l &= l - 1 {
 		i := l.Next() & 63
 		if v.Flags[i]&packet.First == 0 || v.Backend[i] == 0 {
@@ -192,6 +189,9 @@ func (w *worker) AfterSend(v *packet.Vector, lanes packet.Lanes) {
 		w.pin(&p, hash)
 	}
 }
+
+// Marks is part of graph.AfterSender.
+func (w *worker) Marks() packet.Flags { return packet.First }
 
 func (w *worker) tell(to int, p *pin) {
 	w.message = graph.Message(*p)
