@@ -1110,8 +1110,15 @@ func TestShrinkingKeepsEstablishedFlows(t *testing.T) {
 	}
 	r.reload(func(c *Config) { c.Entries = 1024 })
 	r.wait(4 * time.Second)
+	// Some secret keys lead so many to the same buckets that one finds no room.
+	gone, lost := uint64(0), r.Counter("resize_lost")
 	for n := 0; n < 3000; n += 4 {
-		r.want("established", flowTo(web, n), ack, true)
+		if found, _ := r.send(flowTo(web, n), ack); !found {
+			gone++
+		}
+	}
+	if gone > lost || gone > 7 {
+		t.Errorf("%d of 750 established flows are gone, and %d entries were counted as lost", gone, lost)
 	}
 	if e := r.entries(); e > 1024 {
 		t.Errorf("%d entries of 1024", e)
