@@ -446,3 +446,13 @@ func BenchmarkDigest(b *testing.B) {
 		digest(table, set)
 	}
 }
+
+// A pool without a usable member selects none, and says so.
+func TestSelectOfAnEmptyPool(t *testing.T) {
+	none := &Pool{Table: []uint16{NoSlot, NoSlot, NoSlot}}
+	for _, p := range []*Pool{{}, none} {
+		if slot, ok := p.Select(12345); ok || slot != NoSlot {
+			t.Errorf("table %v: slot %d, %v", p.Table, slot, ok)
+		}
+	}
+}
