@@ -63,9 +63,8 @@ func key4(dst packet.Addr, proto uint8, port uint16) uint64 {
 	return dst.Lo<<32 | uint64(proto)<<16 | uint64(port)
 }
 
-// at answers the offset in bytes of the first place where key may stand. Multiplying
-// alone would leave the port out of the lower bits of a product's upper half where many addresses
-// follow each other.
+// at answers the offset in bytes of the first place where key may stand: bits of the
+// product, to which those above them are added, for the highest depend on all of the key.
 func (t *exact4Table) at(key uint64) uint64 {
 	key *= permK0 | 1
 	return (key ^ key>>32) >> 8 & t.mask
