@@ -97,11 +97,14 @@ func slice(s subject) float64 {
 	return float64(time.Since(t)) / float64(n)
 }
 
-// run measures slices of s for the time d, and answers the median of nanoseconds a
-// packet.
+// least is the number of slices at least, of which a few may be disturbed.
+const least = 15
+
+// run measures slices of s for the time d, or least if that is longer, and answers the
+// median of nanoseconds a packet.
 func run(s subject, d time.Duration) float64 {
 	times := make([]float64, 0, 4096)
-	for end := time.Now().Add(d); time.Now().Before(end) && len(times) < cap(times); {
+	for end := time.Now().Add(d); len(times) < least || time.Now().Before(end) && len(times) < cap(times); {
 		times = append(times, slice(s))
 	}
 	return median(times)
