@@ -253,7 +253,7 @@ func (e *Engine) nodes(r *Result, d time.Duration) {
 	defer e.TimeAll(false)
 	per := make([][]float64, len(r.Nodes))
 	before := e.Stats()
-	for end := time.Now().Add(d); time.Now().Before(end); {
+	for end, k := time.Now().Add(d), 0; k < least || time.Now().Before(end); k++ {
 		for range 2 {
 			e.arm()
 			e.run()
