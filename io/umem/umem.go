@@ -19,9 +19,9 @@ type Memory struct {
 	huge  bool
 }
 
-// hugePage is the size that MFD_HUGETLB gives without a size flag on amd64, and on
+// HugePage is the size that MFD_HUGETLB gives without a size flag on amd64, and on
 // arm64 with 4 KiB pages.
-const hugePage = 2 << 20
+const HugePage = 2 << 20
 
 // check answers the size in bytes. Offsets into the memory are 32 bits wide.
 func check(frames int, chunk uint32) (int, error) {
@@ -44,7 +44,7 @@ func New(frames int, chunk uint32, huge bool) (*Memory, error) {
 		return nil, err
 	}
 	if huge {
-		if m, err := create((size+hugePage-1)&^(hugePage-1), chunk, unix.MFD_HUGETLB); err == nil {
+		if m, err := create((size+HugePage-1)&^(HugePage-1), chunk, unix.MFD_HUGETLB); err == nil {
 			m.huge = true
 			return m, nil
 		}
@@ -114,7 +114,7 @@ func Open(fd int, chunk uint32) (*Memory, error) {
 	if _, err := check(int(st.Size/int64(chunk)), chunk); err != nil {
 		return fail(err)
 	}
-	m.huge = st.Blksize >= hugePage
+	m.huge = st.Blksize >= HugePage
 	if err := m.mmap(int(st.Size)); err != nil {
 		return fail(err)
 	}

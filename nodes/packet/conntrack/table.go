@@ -14,6 +14,7 @@ import (
 	"github.com/lbgraph/lbgraph/control/state"
 	"github.com/lbgraph/lbgraph/io/packet"
 	"github.com/lbgraph/lbgraph/io/prefetch"
+	"github.com/lbgraph/lbgraph/io/umem"
 )
 
 // The memory of a table is an array of buckets. An entry stands in the bucket that
@@ -70,9 +71,6 @@ type ident struct {
 	wide    bool
 }
 
-// hugePage is the size of a huge page on amd64, and on arm64 with pages of 4 KiB.
-const hugePage = 2 << 20
-
 // region is memory from the system, which the collector does not look at. It is
 // zero, and costs nothing before it is touched.
 type region struct {
@@ -83,7 +81,7 @@ type region struct {
 func newRegion(size int) (*region, error) {
 	// The kernel places a mapping at a multiple of a huge page where its length is one:
 	// else the table's ends, or all of a small one, would be in small pages.
-	size = (size + hugePage - 1) &^ (hugePage - 1)
+	size = (size + umem.HugePage - 1) &^ (umem.HugePage - 1)
 	mem, err := unix.Mmap(-1, 0, size, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_PRIVATE|syscall.MAP_ANON)
 	if err != nil {
 		return nil, fmt.Errorf("%d MiB for a connection table: %w", size>>20, err)
