@@ -596,11 +596,12 @@ func (s *Store) applyVIPs(vips []VIPSpec, now time.Time) {
 			continue
 		}
 		v.Enabled, v.Spec = false, -1
-		switch {
-		case !replaced[v] && v.until.IsZero():
-			v.grave = grave{s.gen, now} // gone from the file: nothing leads there
-		case v.until.IsZero():
-			v.until = now.Add(s.pools.all[v.Pool].spec.RemovalGrace)
+		switch keep := s.pools.all[v.Pool].spec.RemovalGrace; {
+		case !v.until.IsZero(): // its grace goes on
+		case !replaced[v] || keep <= 0:
+			v.grave = grave{s.gen, now} // gone from the file, or replaced without grace: nothing leads there
+		default:
+			v.until = now.Add(keep)
 		}
 	}
 	s.vips = slices.Clone(vips)

@@ -486,7 +486,7 @@ func TestServiceLedToAnotherPool(t *testing.T) {
 		s := NewStore()
 		defer s.Close()
 		spec := onePool(backends(2)...)
-		spec.Pools = append(spec.Pools, PoolSpec{Name: "green", TableSize: 251, Backends: backends(4)[2:]})
+		spec.Pools = append(spec.Pools, PoolSpec{Name: "green", TableSize: 251, Backends: backends(4)[2:], RemovalGrace: time.Minute})
 		n := apply(t, s, spec)
 		dst := packet.AddrOf(netip.MustParseAddr("203.0.113.10"))
 		blue, _ := n.Match(dst, 6, 443)
@@ -512,6 +512,41 @@ func TestServiceLedToAnotherPool(t *testing.T) {
 		n = apply(t, s, spec)
 		if again, _ := n.Match(dst, 6, 443); again != blue || n.Infos[blue].Prev != green || n.Infos[green].Prev != 0 {
 			t.Errorf("back to the first pool: service %d, infos %+v", again, n.Infos)
+		}
+		time.Sleep(50 * time.Second)
+		if n = s.Cell().Load(); n.Infos[blue].Prev != green || n.Infos[green].Base == 0 {
+			t.Errorf("forgotten within the second pool's grace: infos %+v", n.Infos)
+		}
+		time.Sleep(time.Minute)
+		if n = s.Cell().Load(); n.Infos[blue].Prev != 0 || n.Infos[green].Base != 0 {
+			t.Errorf("remembered past the second pool's grace: infos %+v", n.Infos)
+		}
+	})
+}
+
+// Where the pool has no grace, the first snapshot after the change forgets the old
+// service, and no other follows.
+func TestServiceLedToAnotherPoolWithoutGrace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := NewStore()
+		defer s.Close()
+		spec := onePool(backends(2)...)
+		spec.Pools[0].RemovalGrace = 0
+		spec.Pools = append(spec.Pools, PoolSpec{Name: "green", TableSize: 251, Backends: backends(4)[2:]})
+		n := apply(t, s, spec)
+		dst := packet.AddrOf(netip.MustParseAddr("203.0.113.10"))
+		blue, _ := n.Match(dst, 6, 443)
+		var seen []*Snapshot
+		defer s.Watch(func(n *Snapshot) { seen = append(seen, n) })()
+		spec.VIPs[0].Pool = "green"
+		apply(t, s, spec)
+		time.Sleep(time.Second)
+		if len(seen) != 2 {
+			t.Fatalf("%d snapshots; those before and after the change are 2", len(seen))
+		}
+		green, v := seen[1].Match(dst, 6, 443)
+		if v != Served || green == blue || seen[1].Infos[green].Prev != 0 || seen[1].Infos[blue].Base != 0 {
+			t.Errorf("service %d after %d, infos %+v", green, blue, seen[1].Infos)
 		}
 	})
 }
