@@ -293,7 +293,7 @@ func gre4(v *packet.Vector, in packet.Lanes, ts []template, tosMask uint64) (res
 		}
 		t := &ts[b]
 		p := unsafe.Add(mem, start)
-		x, to := get64(p, 0), get64(p, 4)>>16
+		x, to := get64(p, 0), get64(p, 6)
 		if t.ip != 4 || (x|to)&1 != 0 {
 			rest |= packet.Lane(i)
 			continue
