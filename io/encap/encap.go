@@ -71,6 +71,7 @@ type Encap struct {
 	tosMask uint64 // of the inner ToS or traffic class
 	strip   bool   // VLAN tags
 	fast    bool   // gre4 does for most packets
+	lanes   bool   // gre4Lanes does for most groups of them
 	hop     nextHop
 	// By outer family.
 	overhead, longest [2]uint32
@@ -113,6 +114,7 @@ func New(p Protocol, c Config, port uint16) *Encap {
 		e.w0[inner] = 0x60 | uint64(p.next(inner))<<48 | uint64(c.TTL)<<56
 	}
 	e.fast = p == GRE && e.sender && !e.spread
+	e.lanes = e.fast && hasLanes
 	e.table.Store(new([]template))
 	return e
 }
@@ -251,7 +253,10 @@ func (w *Worker) Process(v *packet.Vector, in packet.Lanes, out []packet.Lanes) 
 	ts := *w.e.table.Load()
 	// The line in front of a packet, which is written here, parse has asked for.
 	rest := in
-	if w.e.fast {
+	if w.e.lanes {
+		rest &^= gre4Lanes(v, rest, ts, w.e.tosMask)
+	}
+	if w.e.fast && rest != 0 {
 		rest = gre4(v, rest, ts, w.e.tosMask)
 	}
 	if rest != 0 {
@@ -277,9 +282,12 @@ func (w *Worker) Process(v *packet.Vector, in packet.Lanes, out []packet.Lanes) 
 // write those one by one.
 var first4word, ether4word, ether6word uint64 = first4, ether4, ether6
 
+// over4 is what GRE over IPv4 puts in front of the inner packet.
+const over4 = packet.IPv4Len + 4
+
 // gre4 is write4 for what most packets are: IPv4 in GRE, back to the sender.
 func gre4(v *packet.Vector, in packet.Lanes, ts []template, tosMask uint64) (rest packet.Lanes) {
-	const over = packet.IPv4Len + 4
+	const over = over4
 	mem, limit := unsafe.Pointer(unsafe.SliceData(v.Mem)), uint64(len(v.Mem))-2*around
 	for i, end := in.Next(), in.End(); i < end; i++ {
 		i := i & 63

@@ -6,12 +6,12 @@ import "math/bits"
 // fractional part of pi and will never change: every node
 // of every version must pick the same backend for the same flow.
 const (
-	hashK0 = 0x243f6a8885a308d3
-	hashK1 = 0x13198a2e03707345
-	hashK2 = 0xa4093822299f31d1
-	hashK3 = 0x082efa98ec4e6c89
-	hashK4 = 0x452821e638d01377
-	hashK5 = 0xbe5466cf34e90c6d
+	HashK0 = 0x243f6a8885a308d3
+	HashK1 = 0x13198a2e03707345
+	HashK2 = 0xa4093822299f31d1
+	HashK3 = 0x082efa98ec4e6c89
+	HashK4 = 0x452821e638d01377
+	HashK5 = 0xbe5466cf34e90c6d
 )
 
 // Mix folds the 128-bit product of a and b to 64 bits. It is the step of the
@@ -34,15 +34,15 @@ func Mix(a, b uint64) uint64 {
 // docs/selection.md has test vectors.
 func FlowHash(src, dst Addr, sport, dport uint16, proto uint8) uint64 {
 	p := uint64(sport)<<32 | uint64(dport)<<16 | uint64(proto)
-	s := Mix(src.Hi^p^hashK0, src.Lo^hashK1)
-	d := Mix(dst.Hi^hashK2, dst.Lo^hashK3)
-	return Mix(s^hashK4, d^hashK5)
+	s := Mix(src.Hi^p^HashK0, src.Lo^HashK1)
+	d := Mix(dst.Hi^HashK2, dst.Lo^HashK3)
+	return Mix(s^HashK4, d^HashK5)
 }
 
 // AffinityHash is the selection hash of a VIP with source affinity: the client's
 // address alone counts. It equals Mix(Mix(src.Hi ^ K0, src.Lo ^ K1) ^ K4, K5).
 func AffinityHash(src Addr) uint64 {
-	return Mix(Mix(src.Hi^hashK0, src.Lo^hashK1)^hashK4, hashK5)
+	return Mix(Mix(src.Hi^HashK0, src.Lo^HashK1)^HashK4, HashK5)
 }
 
 // Reduce maps a hash to 0 … n−1 by multiply-shift, without division. It uses the

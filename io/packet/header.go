@@ -56,6 +56,6 @@ func (v *Vector) Swap(i int) {
 // packets pass. p is both ports as they stand in a header and the protocol:
 // sport<<32 | dport<<16 | proto.
 func FlowHash4(src, dst uint32, p uint64) uint64 {
-	s := Mix(p^hashK0, uint64(src)^v4mapped^hashK1)
-	return Mix(s^hashK4, Mix(hashK2, uint64(dst)^v4mapped^hashK3)^hashK5)
+	s := Mix(p^HashK0, uint64(src)^v4mapped^HashK1)
+	return Mix(s^HashK4, Mix(HashK2, uint64(dst)^v4mapped^HashK3)^HashK5)
 }

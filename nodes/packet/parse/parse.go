@@ -32,7 +32,7 @@ func init() {
 			badTag:      {Name: "bad_tag", Else: graph.Drop, Doc: "more than two VLAN tags"},
 		},
 		Packets: func(struct{}, *graph.Env) (graph.Maker, error) {
-			return func(graph.Core) (graph.Node, error) { return worker{}, nil }, nil
+			return func(graph.Core) (graph.Node, error) { return worker{lanes: hasLanes}, nil }, nil
 		},
 	})
 }
@@ -61,20 +61,16 @@ const (
 	_       = uint(packet.IPv4DF>>dfShift-packet.DF) + uint(packet.DF-packet.IPv4DF>>dfShift)
 )
 
-type worker struct{}
+type worker struct {
+	lanes bool // many lanes are parsed at once
+}
 
 // Process is part of graph.Node.
-func (worker) Process(v *packet.Vector, in packet.Lanes, out []packet.Lanes) {
+func (w worker) Process(v *packet.Vector, in packet.Lanes, out []packet.Lanes) {
 	_ = out[badTag]
 	slow := in
 	if n, ok := in.Dense(); ok {
-		slow = 0
-		ask(v, 0, n)
-		most(v, n)
-		for i := 0; i < n; i += ahead {
-			ask(v, i+ahead, n)
-			slow |= plain(v, i, min(i+ahead, n))
-		}
+		slow = w.dense(v, n)
 		out[next] = in &^ slow
 	}
 	for ; slow != 0; slow &= slow - 1 {
@@ -82,6 +78,41 @@ func (worker) Process(v *packet.Vector, in packet.Lanes, out []packet.Lanes) {
 		out[whole(v, i)] |= packet.Lane(i)
 	}
 }
+
+// dense parses those of lanes 0 … n−1 that are what most packets are, and answers the
+// others, to be parsed by whole.
+func (w worker) dense(v *packet.Vector, n int) (others packet.Lanes) {
+	ask(v, 0, n)
+	from := 0
+	if w.lanes && n >= group {
+		odd := plainLanes(v, n)
+		from = n &^ (group - 1)
+		if odd == packet.All(from) { // all of a kind that is not for groups
+			others = plain(v, 0, from)
+			odd = 0
+		}
+		for ; odd != 0; odd &= odd - 1 {
+			i := odd.Next()
+			others |= plain(v, i, i+1)
+		}
+	}
+	if from == n {
+		return others
+	}
+	most(v, from, n)
+	for i := from; i < n; i += ahead {
+		ask(v, i+ahead, n)
+		others |= plain(v, i, min(i+ahead, n))
+	}
+	return others
+}
+
+// group is how many lanes are parsed at once, shortest how many bytes each of them must
+// have: up to the end of the longer transport header.
+const (
+	group    = 8
+	shortest = packet.EtherLen + packet.IPv4Len + packet.TCPLen
+)
 
 // ahead is how many packets' headers are on their way from memory while as many are
 // parsed: this kind is the first to touch them.
@@ -95,14 +126,14 @@ func ask(v *packet.Vector, from, n int) {
 	}
 }
 
-// most writes to lanes 0 … n−1 what is the same for most packets. A column at a time
+// most writes to lanes from … n−1 what is the same for most packets. A column at a time
 // it costs next to nothing; by packet, each would be a store to another line.
-func most(v *packet.Vector, n int) {
+func most(v *packet.Vector, from, n int) {
 	n = min(n, packet.Size)
-	copy(v.L3[:n], plainL3[:])
-	copy(v.L4[:n], plainL4[:])
-	clear(v.VIP[:n])
-	clear(v.Backend[:n])
+	copy(v.L3[from:n], plainL3[:])
+	copy(v.L4[from:n], plainL4[:])
+	clear(v.VIP[from:n])
+	clear(v.Backend[from:n])
 }
 
 // plainL3 and plainL4 are the columns of packets without tags and with an IPv4 header

@@ -339,8 +339,42 @@ func check(t testing.TB, w *nodetest.Worker, name string, b []byte) (output stri
 		t.Fatalf("%s: length changed", name)
 	}
 	oracle(t, name, b, output, c, &w.V)
+	among(t, w, name, b, output)
 	return output
 }
+
+// among holds the answer for b alone, which stands in lane 0, against those for b in a
+// lane of many.
+func among(t testing.TB, w *nodetest.Worker, name string, b []byte, output string) {
+	alone := w.V
+	frames := make([][]byte, 11)
+	for i := range frames {
+		frames[i] = neighbour
+	}
+	at := len(b) % len(frames)
+	frames[at] = b
+	ans := w.Process(w.Load(frames...))
+	for i := range frames {
+		want, c := "next", columns{14, 34, 44, packet.DF, 6, packet.SYN, 0, 40000, 443}
+		if i == at {
+			want, c = output, row(&alone, 0)
+			if w.V.Src[i] != alone.Src[0] || w.V.Dst[i] != alone.Dst[0] || w.V.Hash[i] != alone.Hash[0] {
+				t.Fatalf("%s, %d bytes: addresses or hash differ among others: %v %v %x, alone %v %v %x", name, len(b),
+					w.V.Src[i], w.V.Dst[i], w.V.Hash[i], alone.Src[0], alone.Dst[0], alone.Hash[0])
+			}
+		}
+		if got := w.Only(ans, i); got != want || row(&w.V, i) != c || w.V.VIP[i] != 0 || w.V.Backend[i] != 0 {
+			t.Fatalf("%s, %d bytes: lane %d of %d, with it in lane %d: %q %+v, want %q %+v", name, len(b), i, len(frames), at, got, row(&w.V, i), want, c)
+		}
+	}
+	w.Reuse()
+}
+
+var neighbour = func() []byte {
+	b := set(14, 0x45, 0, 0, 44, 0, 0, 0x40, 0, 64, 6, 0, 0, 198, 51, 100, 7, 203, 0, 113, 10, 0x9c, 0x40, 0x01, 0xbb)(make([]byte, 58))
+	b[12], b[46], b[47] = 8, 6<<4, packet.SYN
+	return edit(b, func(b []byte) []byte { return b })
+}()
 
 // oracle holds an answer against gopacket's.
 func oracle(t testing.TB, name string, b []byte, output string, c columns, v *packet.Vector) {
