@@ -1,6 +1,7 @@
 package runtime
 
 import (
+	goruntime "runtime"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -172,6 +173,53 @@ func TestAdaptiveIdle(t *testing.T) {
 		t.Errorf("an idle loop used %v of 300 ms", used)
 	}
 	r.conserved()
+}
+
+// A thread that sleeps is woken by what it sleeps for, not by the signals that Go's
+// runtime sends it.
+func TestSignalsWakeNoLoop(t *testing.T) {
+	w, err := newWaker()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.close()
+	// signalled polls for ms milliseconds on a thread that gets signals all the while,
+	// and calls during before each.
+	signalled := func(ms int, during func(signals int)) (woken bool, took time.Duration) {
+		t.Helper()
+		thread, done := make(chan int), make(chan bool)
+		begun := time.Now()
+		go func() {
+			goruntime.LockOSThread()
+			defer goruntime.UnlockOSThread()
+			thread <- unix.Gettid()
+			done <- pollFDs([]int{w.fd()}, ms)
+		}()
+		tid := <-thread
+		for n := 0; ; n++ {
+			select {
+			case woken = <-done:
+				return woken, time.Since(begun)
+			case <-time.After(time.Millisecond):
+				during(n)
+				if err := unix.Tgkill(unix.Getpid(), tid, unix.SIGURG); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+	const ms = 100
+	if woken, took := signalled(ms, func(int) {}); woken || took < ms*time.Millisecond {
+		t.Errorf("asleep for %v of %d ms, woken: %v", took, ms, woken)
+	}
+	asked := 0
+	if woken, _ := signalled(60_000, func(n int) {
+		if asked = n; n == 20 {
+			w.wake()
+		}
+	}); !woken || asked < 20 {
+		t.Errorf("woken: %v, after %d signals; it was to be by what came with the 20th", woken, asked)
+	}
 }
 
 // cpuTime is what the process has used of all processors.

@@ -36,19 +36,26 @@ func (w waker) drain() {
 func (w waker) close() { _ = unix.Close(w.event) }
 
 // pollFDs waits until one of fds is readable, at most ms milliseconds, after which it
-// answers false.
+// answers false. A signal does not end it.
 func pollFDs(fds []int, ms int) bool {
 	var room [16]unix.PollFd
 	p := room[:0]
 	for _, fd := range fds {
 		p = append(p, unix.PollFd{Fd: int32(fd), Events: unix.POLLIN})
 	}
-	n, err := unix.Poll(p, ms)
-	if err != nil && err != unix.EINTR {
-		// A descriptor was closed under us: do not spin on it.
-		time.Sleep(time.Millisecond)
+	for end := time.Now().Add(time.Duration(ms) * time.Millisecond); ; {
+		n, err := unix.Poll(p, ms)
+		if err == unix.EINTR {
+			// Go's runtime sends signals to its threads, which are nothing to look for.
+			ms = int((max(0, time.Until(end)) + time.Millisecond - 1) / time.Millisecond)
+			continue
+		}
+		if err != nil {
+			// A descriptor was closed under us: do not spin on it.
+			time.Sleep(time.Millisecond)
+		}
+		return n != 0
 	}
-	return n != 0 || err != nil
 }
 
 func pinThread(cpu int) error {
