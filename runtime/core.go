@@ -141,46 +141,59 @@ func (c *core) Sent(v *packet.Vector, lanes packet.Lanes) {
 	c.gone |= lanes
 	c.done |= lanes & c.marked
 	c.sent += uint64(lanes.Count())
-	// Sums stand in registers: adding to one word of memory again and again waits for
-	// it each time, and most vectors are of one service.
-	backends := c.perBackend
-	first := v.VIP[lanes.Next()&63]
-	var bytes uint64
-	var others uint32
-	for i, end := lanes.Next(), lanes.End(); i < end; i++ {
-		i := i & 63
-		if !lanes.Has(i) {
-			continue
-		}
-		n := uint64(v.Total[i])
-		bytes += n
-		others |= v.VIP[i] ^ first
-		if b := v.Backend[i]; uint(b) < uint(len(backends)) {
-			backends[b].Packets++
-			backends[b].Bytes += n
-		}
+	if n, ok := lanes.Dense(); ok {
+		c.sentDense(v, n)
+	} else {
+		c.sentSome(v, lanes)
 	}
+	if c.obs != nil {
+		c.observe(v, lanes, c.nodes[c.idx].inst, Sent, "")
+	}
+}
+
+// sentDense is sentSome for lanes 0 … n−1. Sums of one place of memory wait for each other,
+// and most vectors are of one service.
+func (c *core) sentDense(v *packet.Vector, n int) {
+	n = min(n, packet.Size)
+	bytes := v.Octets(n)
 	c.sentBytes += bytes
-	if others == 0 {
-		if uint(first) < uint(len(c.perService)) {
-			c.perService[first].Packets += uint64(lanes.Count())
-			c.perService[first].Bytes += bytes
+	services, backends := c.perService, c.perBackend
+	if v.OneService(n) {
+		if s := v.VIP[0]; uint(s) < uint(len(services)) {
+			services[s].Packets += uint64(n)
+			services[s].Bytes += bytes
 		}
 	} else {
-		services := c.perService
-		for i, end := lanes.Next(), lanes.End(); i < end; i++ {
-			i := i & 63
-			if !lanes.Has(i) {
-				continue
-			}
-			if s := v.VIP[i]; uint(s) < uint(len(services)) {
+		for i, s := range v.VIP[:n] {
+			if uint(s) < uint(len(services)) {
 				services[s].Packets++
 				services[s].Bytes += uint64(v.Total[i])
 			}
 		}
 	}
-	if c.obs != nil {
-		c.observe(v, lanes, c.nodes[c.idx].inst, Sent, "")
+	for i, b := range v.Backend[:n] {
+		if uint(b) < uint(len(backends)) {
+			backends[b].Packets++
+			backends[b].Bytes += uint64(v.Total[i])
+		}
+	}
+}
+
+// sentSome counts lanes that were sent, by service and backend.
+func (c *core) sentSome(v *packet.Vector, lanes packet.Lanes) {
+	services, backends := c.perService, c.perBackend
+	for m := lanes; m != 0; m &= m - 1 {
+		i := m.Next() & 63
+		n := uint64(v.Total[i])
+		c.sentBytes += n
+		if s := v.VIP[i]; uint(s) < uint(len(services)) {
+			services[s].Packets++
+			services[s].Bytes += n
+		}
+		if b := v.Backend[i]; uint(b) < uint(len(backends)) {
+			backends[b].Packets++
+			backends[b].Bytes += n
+		}
 	}
 }
 

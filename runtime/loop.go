@@ -265,14 +265,8 @@ func (l *Loop) receive(s int) bool {
 	}
 	// A source fills the first lanes.
 	count := in.Count()
-	clear(v.VIP[:count])
-	clear(v.Backend[:count])
-	clear(v.Slot[:count])
+	v.Begin(n.port)
 	l.received += uint64(count)
-	ports := v.Port[:count]
-	for i := range ports {
-		ports[i] = n.port
-	}
 	l.receivedBytes += v.Octets(count)
 	l.passes++
 	l.sizes[count]++
@@ -391,7 +385,7 @@ func (l *Loop) run(v *packet.Vector, first int) {
 				continue
 			}
 			if with == 0 {
-				with = withBackend(v, done)
+				with = packet.Above(&v.Backend, 0) & done
 			}
 			lanes := with
 			if !l.entered {
@@ -405,26 +399,6 @@ func (l *Loop) run(v *packet.Vector, first int) {
 	for _, i := range l.afterSenders {
 		l.nodes[i].visited = 0
 	}
-}
-
-// withBackend answers the lanes that have a backend. Mostly those are all.
-func withBackend(v *packet.Vector, lanes packet.Lanes) packet.Lanes {
-	if n, ok := lanes.Dense(); ok {
-		none := uint32(0)
-		for _, b := range v.Backend[:n] {
-			none |= b - 1
-		}
-		if none>>31 == 0 { // numbers of backends are far below
-			return lanes
-		}
-	}
-	with := lanes
-	for m := lanes; m != 0; m &= m - 1 {
-		if i := m.Next() & 63; v.Backend[i] == 0 {
-			with &^= packet.Lane(i)
-		}
-	}
-	return with
 }
 
 // process calls a node and leads its lanes on.

@@ -12,7 +12,7 @@ import (
 )
 
 // The keys of the permutations and of the digest: the 64-bit words of the
-// fractional part of pi from that of selectK on, made odd. They are part of the
+// fractional part of pi from that of SelectK on, made odd. They are part of the
 // definition in docs/selection.md and will never change.
 const (
 	permK0   = 0xc0ac29b7c97c50dd

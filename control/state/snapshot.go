@@ -364,13 +364,13 @@ func (s *Snapshot) Of(p *Pool, slot uint32) (backend uint32, status Status) {
 
 // cell answers the index of the table's cell for hash.
 func (p *Pool) cell(hash uint64) (at uint32, ok bool) {
-	at = packet.Reduce(packet.Mix(hash^p.Seed, selectK), uint32(len(p.Table)))
+	at = packet.Reduce(packet.Mix(hash^p.Seed, SelectK), uint32(len(p.Table)))
 	return at, int(at) < len(p.Table)
 }
 
-// selectK spreads the flow hash, mixed with the pool's seed, over the table. It is
+// SelectK spreads the flow hash, mixed with the pool's seed, over the table. It is
 // part of the selection's definition and will never change.
-const selectK = 0xc0ac29b7c97c50dd
+const SelectK = 0xc0ac29b7c97c50dd
 
 // A Backend is one address that flows are sent to, shared by all pools that name
 // it.

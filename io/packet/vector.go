@@ -111,6 +111,17 @@ type Link struct {
 	Len   uint32 // bytes in this frame
 }
 
+// Begin sets what a packet has when it is received by port, in all lanes: no service and no
+// backend. Without a count, it is a few wide stores.
+func (v *Vector) Begin(port uint16) {
+	v.VIP, v.Backend, v.Slot = [Size]uint32{}, [Size]uint32{}, [Size]uint32{}
+	four := uint64(port) * 0x0001_0001_0001_0001
+	ports := (*[Size / 4]uint64)(unsafe.Pointer(&v.Port))
+	for i := range ports {
+		ports[i] = four
+	}
+}
+
 // Bytes answers the first frame of lane i, length Len. The slice is valid until
 // the lane leaves its node.
 func (v *Vector) Bytes(i int) []byte {
@@ -151,6 +162,17 @@ func (v *Vector) Octets(n int) uint64 {
 		sum += uint64(v.Total[i&63])
 	}
 	return sum
+}
+
+// OneService tells whether lanes 0 … n−1 have one value of VIP, n from 0 to Size.
+func (v *Vector) OneService(n int) bool {
+	n = min(n, Size)
+	first := uint64(v.VIP[0]) * 0x0000_0001_0000_0001
+	others := uint64(0)
+	for _, w := range (*[Size / 2]uint64)(unsafe.Pointer(&v.VIP))[:n/2] {
+		others |= w ^ first
+	}
+	return others == 0 && v.VIP[max(n-1, 0)] == v.VIP[0]
 }
 
 // Push makes n bytes of room in front of lane i and answers the lane's bytes,

@@ -51,3 +51,36 @@ func TestOctets(t *testing.T) {
 		t.Errorf("%v allocations", n)
 	}
 }
+
+// OneService looks at lanes 0 … n−1 and at no other.
+func TestOneService(t *testing.T) {
+	var v Vector
+	for n := range Size + 1 {
+		for odd := range Size {
+			for i := range v.VIP {
+				v.VIP[i] = 7
+			}
+			v.VIP[odd] = []uint32{8, 7 | 1<<31}[odd%2]
+			if got, want := v.OneService(n), odd >= n || n == 1; got != want {
+				t.Fatalf("%d lanes, another service in lane %d: %v", n, odd, got)
+			}
+		}
+	}
+}
+
+func TestBegin(t *testing.T) {
+	var v Vector
+	for i := range Size {
+		v.VIP[i], v.Backend[i], v.Slot[i], v.Port[i] = 1, 1, 1, 1
+	}
+	v.L3[0], v.ID[Size-1] = 5, 6 // columns before and behind are not touched
+	v.Begin(0x8001)
+	for i := range Size {
+		if v.VIP[i] != 0 || v.Backend[i] != 0 || v.Slot[i] != 0 || v.Port[i] != 0x8001 {
+			t.Fatalf("lane %d: service %d, backend %d, slot %d, port %#x", i, v.VIP[i], v.Backend[i], v.Slot[i], v.Port[i])
+		}
+	}
+	if v.L3[0] != 5 || v.ID[Size-1] != 6 {
+		t.Error("another column changed")
+	}
+}

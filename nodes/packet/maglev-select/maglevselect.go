@@ -23,7 +23,7 @@ func init() {
 			noBackend: {Name: "no_backend", Else: graph.Drop, Doc: "no backend of the pool is usable"},
 		},
 		Packets: func(struct{}, *graph.Env) (graph.Maker, error) {
-			return func(c graph.Core) (graph.Node, error) { return &worker{core: c}, nil }, nil
+			return func(c graph.Core) (graph.Node, error) { return &worker{core: c, lanes: hasLanes}, nil }, nil
 		},
 	})
 }
@@ -34,7 +34,10 @@ const (
 	noBackend
 )
 
-type worker struct{ core graph.Core }
+type worker struct {
+	core  graph.Core
+	lanes bool // selectLanes does for most packets
+}
 
 // chunk is how many lanes have their cells asked for at once.
 const chunk = 16
@@ -46,10 +49,21 @@ var noCell uint16 = state.NoSlot
 func (w *worker) Process(v *packet.Vector, in packet.Lanes, out []packet.Lanes) {
 	_ = out[noBackend]
 	s := w.core.State()
+	var chosen packet.Lanes
+	if w.lanes {
+		chosen = selectLanes(v, in, s)
+	}
+	if rest := in &^ chosen; rest != 0 {
+		chosen |= choose(v, rest, s)
+	}
+	out[next], out[noBackend] = chosen, in&^chosen
+}
+
+// choose selects for lanes in, and answers those that got a backend.
+func choose(v *packet.Vector, in packet.Lanes, s *state.Snapshot) (chosen packet.Lanes) {
 	services, pools := s.Services, s.Pools
 	var at [chunk]unsafe.Pointer
 	var of [chunk]*state.Pool
-	var chosen packet.Lanes
 	for rest := in; rest != 0; {
 		now, k := rest, 0
 		for ; rest != 0 && k < chunk; rest &= rest - 1 {
@@ -91,7 +105,7 @@ func (w *worker) Process(v *packet.Vector, in packet.Lanes, out []packet.Lanes) 
 			chosen |= packet.Lane(i)
 		}
 	}
-	out[next], out[noBackend] = chosen, in&^chosen
+	return chosen
 }
 
 // hash answers what selects the backend of lane i.

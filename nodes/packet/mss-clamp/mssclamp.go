@@ -43,7 +43,7 @@ func init() {
 				mtus.Store(&all)
 			})
 			return func(core graph.Core) (graph.Node, error) {
-				return &worker{core: core, mtus: mtus, insert: c.Insert}, nil
+				return &worker{core: core, mtus: mtus, insert: c.Insert, lanes: hasLanes}, nil
 			}, nil
 		},
 	})
@@ -75,6 +75,7 @@ type worker struct {
 	core   graph.Core
 	mtus   *atomic.Pointer[[]int32] // by backend: bytes of the largest IP packet that the tunnel takes
 	insert bool
+	lanes  bool // clampLanes does for most SYNs
 	// Of the vector in hand.
 	mtu    [packet.Size]int32 // by lane; 0 if the backend is unknown
 	counts [malformed + 1]uint64
@@ -88,24 +89,36 @@ func (w *worker) Process(v *packet.Vector, in packet.Lanes, out []packet.Lanes) 
 		return
 	}
 	w.counts = [len(w.counts)]uint64{}
-	// Two loops: in one, each look into the table waits behind the packet before.
 	mtus := *w.mtus.Load()
+	if w.lanes {
+		l, w.counts[clamped] = clampLanes(v, l, mtus)
+	}
+	if l != 0 {
+		w.each(v, l, mtus)
+	}
+	for c, n := range w.counts {
+		if n > 0 {
+			w.core.Count(c, n)
+		}
+	}
+}
+
+// each clamps the SYNs in lanes l.
+func (w *worker) each(v *packet.Vector, l packet.Lanes, mtus []int32) {
+	// Two loops: in one, each look into the table waits behind the packet before.
 	for m := l; m != 0; m &= m - 1 {
 		i := m.Next() & 63
 		w.mtu[i] = 0
 		if b := uint64(v.Backend[i]); b < uint64(len(mtus)) {
 			w.mtu[i] = mtus[b]
 		}
-	}
-	for ; l != 0; l &= l - 1 {
-		if i := l.Next() & 63; w.mtu[i] != 0 {
-			w.clamp(v, i, int(w.mtu[i]))
+		if w.mtu[i] == 0 {
+			l &^= packet.Lane(i)
 		}
 	}
-	for c, n := range w.counts {
-		if n > 0 {
-			w.core.Count(c, n)
-		}
+	for l = w.plain(v, l); l != 0; l &= l - 1 {
+		i := l.Next() & 63
+		w.clamp(v, i, int(w.mtu[i]))
 	}
 }
 
@@ -118,6 +131,43 @@ func syns(v *packet.Vector) (l packet.Lanes) {
 		l |= packet.Lanes(w*0x0102040810204080>>56) << i
 	}
 	return l
+}
+
+// What most SYNs are: over IPv4 without options.
+const (
+	usualL4 = packet.EtherLen + packet.IPv4Len
+	unusual = packet.V6 | packet.Later | packet.Related
+)
+
+// plain clamps the SYNs in lanes l that are what most are: over IPv4 without options, with
+// the options of usual. It answers the others, to be clamped by clamp.
+func (w *worker) plain(v *packet.Vector, l packet.Lanes) (rest packet.Lanes) {
+	const l4 = usualL4
+	le := binary.LittleEndian
+	for ; l != 0; l &= l - 1 {
+		i := l.Next() & 63
+		n := v.Len[i]
+		if v.L4[i] != l4 || v.Flags[i]&unusual != 0 || v.Proto[i] != packet.ProtoTCP || n < l4+packet.TCPLen+optionLen {
+			rest |= packet.Lane(i)
+			continue
+		}
+		// No byte behind the first option is read before n vouches for it.
+		h := (*[40]byte)(v.Ptr(i, l4))
+		size := uint32(h[12] >> 4 * 4)
+		if size > n-l4 || !usual(h, size) {
+			rest |= packet.Lane(i)
+			continue
+		}
+		limit := w.mtu[i] - packet.IPv4Len - packet.TCPLen
+		if mss := le.Uint16(h[22:]); int32(bits.ReverseBytes16(mss)) > limit {
+			// The sum is the same with the bytes of all words exchanged (RFC 1071 §1).
+			less := bits.ReverseBytes16(uint16(limit))
+			le.PutUint16(h[22:], less)
+			le.PutUint16(h[16:], packet.Update16(le.Uint16(h[16:]), mss, less))
+			w.counts[clamped]++
+		}
+	}
+	return rest
 }
 
 // clamp changes the SYN in lane i, whose backend takes IP packets of up to mtu bytes.
@@ -136,15 +186,6 @@ func (w *worker) clamp(v *packet.Vector, i, mtu int) {
 	h := unsafe.Slice((*byte)(v.Ptr(i, l4)), n-l4)
 	size := int(h[12]>>4) * 4
 	if size < packet.TCPLen || size > len(h) {
-		return
-	}
-	if usual(h, size) {
-		old := binary.BigEndian.Uint16(h[packet.TCPLen+2:])
-		if int(old) > limit {
-			binary.BigEndian.PutUint16(h[packet.TCPLen+2:], uint16(limit))
-			binary.BigEndian.PutUint16(h[16:], packet.Update16(binary.BigEndian.Uint16(h[16:]), old, uint16(limit)))
-			w.counts[clamped]++
-		}
 		return
 	}
 	// Options are read to their end before anything is changed, so that a SYN
@@ -195,9 +236,8 @@ func (w *worker) clamp(v *packet.Vector, i, mtu int) {
 
 // usual tells whether the options of the TCP header h of size bytes are an MSS in front,
 // and behind it nothing, or what Linux or Windows send: SYNs of most clients.
-func usual(h []byte, size int) bool {
+func usual(h *[40]byte, size uint32) bool {
 	be := binary.BigEndian
-	h = h[:size]
 	switch size {
 	case 24: // MSS
 		return be.Uint16(h[20:]) == 0x0204

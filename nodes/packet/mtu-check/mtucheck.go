@@ -106,7 +106,7 @@ type worker struct {
 
 // Process is part of graph.Node.
 func (w *worker) Process(v *packet.Vector, in packet.Lanes, out []packet.Lanes) {
-	long := longer(v, in, w.least.Load())
+	long := packet.Above(&v.IPLen, w.least.Load()) & in
 	out[next] = in &^ long
 	if long == 0 {
 		return
@@ -140,22 +140,6 @@ func (w *worker) mtu(backends []state.Backend, b uint32) uint32 {
 		return uint32(w.env.InnerMTU(&backends[b]))
 	}
 	return uint32(w.env.MTU - max(w.env.Overhead4, w.env.Overhead6))
-}
-
-// longer answers the lanes of in whose packet is longer than n, without a branch for
-// each.
-func longer(v *packet.Vector, in packet.Lanes, n uint32) (long packet.Lanes) {
-	if top, ok := in.Dense(); ok {
-		for i, size := range v.IPLen[:min(top, packet.Size)] {
-			long |= packet.Lanes((n-size)>>31) << (i & 63)
-		}
-		return long
-	}
-	for l := in; l != 0; l &= l - 1 {
-		i := l.Next() & 63
-		long |= packet.Lanes((n-v.IPLen[i])>>31) << i
-	}
-	return long
 }
 
 // oversize deals with lane i, whose packet is longer than mtu, and answers its output;

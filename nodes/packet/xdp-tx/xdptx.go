@@ -149,20 +149,7 @@ func (w *worker) send(by *way, v *packet.Vector, in packet.Lanes, out []packet.L
 // tooLong answers the lanes that the interface would not carry: the kernel drops
 // those in silence. Every VLAN tag may add its 4 bytes.
 func tooLong(v *packet.Vector, in packet.Lanes, limit uint32) (long packet.Lanes) {
-	if n, ok := in.Dense(); ok {
-		less := uint64(0)
-		for _, size := range v.Total[:n] {
-			less |= uint64(limit) - uint64(size)
-		}
-		if less>>63 == 0 {
-			return 0 // none is too long, as nearly always
-		}
-	}
-	for m := in; m != 0; m &= m - 1 {
-		if i := m.Next() & 63; v.Total[i] > limit {
-			long |= packet.Lane(i)
-		}
-	}
+	long = packet.Above(&v.Total, limit) & in
 	for m := long; m != 0; m &= m - 1 {
 		i := m.Next() & 63
 		b := v.Bytes(i)

@@ -1,0 +1,51 @@
+package packet
+
+import (
+	"math/rand/v2"
+	"testing"
+)
+
+func TestAbove(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(2, 2))
+	odd := []uint32{0, 1, 2, 1<<31 - 1, 1 << 31, 1<<31 + 1, ^uint32(0) - 1, ^uint32(0)}
+	var column [Size]uint32
+	for range 2000 {
+		for i := range column {
+			column[i] = rnd.Uint32()
+			if rnd.IntN(2) == 0 {
+				column[i] = odd[rnd.IntN(len(odd))]
+			}
+		}
+		limit := odd[rnd.IntN(len(odd))]
+		if rnd.IntN(2) == 0 {
+			limit = column[rnd.IntN(Size)]
+		}
+		want := Lanes(0)
+		for i, x := range column {
+			if x > limit {
+				want |= Lane(i)
+			}
+		}
+		if got := Above(&column, limit); got != want {
+			t.Fatalf("above %d of %d: %x, want %x", limit, column, got, want)
+		}
+		if got := above(&column, limit); got != want {
+			t.Fatalf("above %d of %d, without assembly: %x, want %x", limit, column, got, want)
+		}
+	}
+}
+
+func BenchmarkAbove(b *testing.B) {
+	var column [Size]uint32
+	for i := range column {
+		column[i] = uint32(i)
+	}
+	var l Lanes
+	for b.Loop() {
+		l |= Above(&column, 60)
+	}
+	if l != 7<<61 {
+		b.Fatalf("%x", l)
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/Size, "ns/packet")
+}
