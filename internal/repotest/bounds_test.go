@@ -16,15 +16,14 @@ import (
 // of a ring, by package: what they do there happens for every packet.
 var hotLoops = map[string][]string{
 	"io/xsk":                 {"Receive", "Refill", "Reclaim"},
-	"io/packet":              {"Sum", "AnyFlag"},
+	"io/packet":              {"Sum", "AnyFlag", "Begin", "OneService", "above"},
 	"io/encap":               {"write4", "gre4", "write6"},
 	"nodes/packet/parse":     {"plain"},
 	"nodes/packet/conntrack": {"form", "aim", "compare", "AfterSend"},
-	"nodes/packet/mss-clamp": {"Process", "syns"},
-	"nodes/packet/mtu-check": {"longer"},
+	"nodes/packet/mss-clamp": {"each", "plain", "syns"},
 	"nodes/packet/count":     {"Process"},
 	"nodes/packet/xdp-tx":    {"send"},
-	"runtime":                {"receive", "Sent", "withBackend", "release"},
+	"runtime":                {"receive", "sentDense", "sentSome", "release"},
 }
 
 // TestHotLoopsCheckNoBounds: the compiler has seen that the loops which all packets go

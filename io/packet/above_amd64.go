@@ -2,11 +2,8 @@
 
 package packet
 
-import "golang.org/x/sys/cpu"
-
-var hasAbove = cpu.X86.HasAVX2
-
-// aboveLanes is Above.
+// Above answers the lanes with a value above limit in a column, also lanes that hold no packet.
+// Nodes ask so for what is rare: which packets are too long.
 //
 //go:noescape
-func aboveLanes(column *[Size]uint32, limit uint32) Lanes
+func Above(column *[Size]uint32, limit uint32) Lanes

@@ -2,43 +2,47 @@
 
 #include "textflag.h"
 
-// EIGHT puts a bit for each of eight values from byte at on that is not above the limit
-// into the lowest bits of r.
-#define EIGHT(at, r) \
-	VMOVDQU  at(AX), Y1  \
-	VPMINUD  Y0, Y1, Y2  \
-	VPCMPEQD Y1, Y2, Y2  \
-	VMOVMSKPS Y2, r
+// SIXTEEN puts a bit for each of sixteen values from byte at on that is above the limit into
+// the lowest bits of r. Signed numbers are compared: X14 makes unsigned ones such.
+#define SIXTEEN(at, r) \
+	MOVOU at(AX), X1      \
+	MOVOU (at+16)(AX), X2 \
+	MOVOU (at+32)(AX), X3 \
+	MOVOU (at+48)(AX), X4 \
+	PXOR  X14, X1         \
+	PXOR  X14, X2         \
+	PXOR  X14, X3         \
+	PXOR  X14, X4         \
+	PCMPGTL X0, X1        \
+	PCMPGTL X0, X2        \
+	PCMPGTL X0, X3        \
+	PCMPGTL X0, X4        \
+	PACKSSLW X2, X1       \
+	PACKSSLW X4, X3       \
+	PACKSSWB X3, X1       \
+	PMOVMSKB X1, r
 
-// func aboveLanes(column *[Size]uint32, limit uint32) Lanes
-TEXT ·aboveLanes(SB), NOSPLIT, $0-24
+// func Above(column *[Size]uint32, limit uint32) Lanes
+//
+// With SSE2, which all processors of the architecture have.
+TEXT ·Above(SB), NOSPLIT, $0-24
 	MOVQ column+0(FP), AX
 	MOVL limit+8(FP), CX
-	VMOVD CX, X0
-	VPBROADCASTD X0, Y0
-	EIGHT(0, R8)
-	EIGHT(32, R9)
-	EIGHT(64, R10)
-	EIGHT(96, R11)
-	EIGHT(128, R12)
-	EIGHT(160, R13)
-	EIGHT(192, CX)
-	EIGHT(224, DX)
-	SHLQ $8, R9
-	SHLQ $16, R10
-	SHLQ $24, R11
-	SHLQ $32, R12
-	SHLQ $40, R13
-	SHLQ $48, CX
-	SHLQ $56, DX
+	MOVL $0x80000000, DX
+	XORL DX, CX
+	MOVL CX, X0
+	MOVL DX, X14
+	PSHUFL $0, X0, X0
+	PSHUFL $0, X14, X14
+	SIXTEEN(0, R8)
+	SIXTEEN(64, R9)
+	SIXTEEN(128, R10)
+	SIXTEEN(192, R11)
+	SHLQ $16, R9
+	SHLQ $32, R10
+	SHLQ $48, R11
 	ORQ  R8, R9
 	ORQ  R10, R11
-	ORQ  R12, R13
-	ORQ  CX, DX
 	ORQ  R9, R11
-	ORQ  R13, DX
-	ORQ  R11, DX
-	NOTQ DX
-	VZEROUPPER
-	MOVQ DX, ret+16(FP)
+	MOVQ R11, ret+16(FP)
 	RET

@@ -30,7 +30,7 @@ func TestAbove(t *testing.T) {
 			t.Fatalf("above %d of %d: %x, want %x", limit, column, got, want)
 		}
 		if got := above(&column, limit); got != want {
-			t.Fatalf("above %d of %d, without assembly: %x, want %x", limit, column, got, want)
+			t.Fatalf("above %d of %d, in Go: %x, want %x", limit, column, got, want)
 		}
 	}
 }
