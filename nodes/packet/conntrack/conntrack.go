@@ -108,7 +108,7 @@ const (
 
 const (
 	// chunk is how many lanes are looked up side by side.
-	chunk = 16
+	chunk = 32
 	// evictReach is how many buckets are searched for an entry to evict: a table full
 	// of established flows must not make new ones slow.
 	evictReach = 4
