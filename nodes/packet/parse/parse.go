@@ -32,7 +32,7 @@ func init() {
 			badTag:      {Name: "bad_tag", Else: graph.Drop, Doc: "more than two VLAN tags"},
 		},
 		Packets: func(struct{}, *graph.Env) (graph.Maker, error) {
-			return func(graph.Core) (graph.Node, error) { return worker{lanes: hasLanes}, nil }, nil
+			return func(graph.Core) (graph.Node, error) { return &worker{lanes: hasLanes}, nil }, nil
 		},
 	})
 }
@@ -63,10 +63,15 @@ const (
 
 type worker struct {
 	lanes bool // many lanes are parsed at once
+	wait  int  // so many vectors, for those before were of another kind
 }
 
+// waits is how many vectors are parsed lane by lane after one that was mostly not for groups:
+// trying costs a third of a packet.
+const waits = 31
+
 // Process is part of graph.Node.
-func (w worker) Process(v *packet.Vector, in packet.Lanes, out []packet.Lanes) {
+func (w *worker) Process(v *packet.Vector, in packet.Lanes, out []packet.Lanes) {
 	_ = out[badTag]
 	slow := in
 	if n, ok := in.Dense(); ok {
@@ -81,12 +86,18 @@ func (w worker) Process(v *packet.Vector, in packet.Lanes, out []packet.Lanes) {
 
 // dense parses those of lanes 0 … n−1 that are what most packets are, and answers the
 // others, to be parsed by whole.
-func (w worker) dense(v *packet.Vector, n int) (others packet.Lanes) {
+func (w *worker) dense(v *packet.Vector, n int) (others packet.Lanes) {
 	ask(v, 0, n)
 	from := 0
-	if w.lanes && n >= group {
+	switch {
+	case w.wait > 0:
+		w.wait--
+	case w.lanes && n >= group:
 		odd := plainLanes(v, n)
 		from = n &^ (group - 1)
+		if 2*odd.Count() > from {
+			w.wait = waits
+		}
 		if odd == packet.All(from) { // all of a kind that is not for groups
 			others = plain(v, 0, from)
 			odd = 0
@@ -438,7 +449,7 @@ func transport(v *packet.Vector, i int, b []byte, off int) int {
 }
 
 // Trace is part of graph.Tracer.
-func (worker) Trace(v *packet.Vector, i int) string {
+func (*worker) Trace(v *packet.Vector, i int) string {
 	i &= 63
 	if v.L3[i] == 0 || v.IPLen[i] == 0 {
 		return fmt.Sprintf("%d bytes, no IP packet", v.Total[i])

@@ -91,8 +91,8 @@ func TestLanesAreWhatPlainIs(t *testing.T) {
 		}
 		b = a
 		x, y := make([]packet.Lanes, badTag+1), make([]packet.Lanes, badTag+1)
-		worker{lanes: true}.Process(&a, in, x)
-		worker{}.Process(&b, in, y)
+		(&worker{lanes: true}).Process(&a, in, x)
+		(&worker{}).Process(&b, in, y)
 		for o := range x {
 			if x[o] != y[o] {
 				t.Fatalf("step %d, %d lanes: output %d has %x, without assembly %x", step, n, o, x[o], y[o])
@@ -165,6 +165,40 @@ func TestLanesReadNothingBehind(t *testing.T) {
 			left := plainLanes(&v, group)
 			if want := packet.All(group); n < shortest && left != want {
 				t.Fatalf("a frame of %d bytes in lane %d: left %x", n, lane, left)
+			}
+		}
+	}
+}
+
+// Where most of a vector is not for groups, the next ones are not tried: IPv6 alone costs what
+// it costs without.
+func TestLanesWait(t *testing.T) {
+	needLanes(t)
+	rnd := rand.New(rand.NewPCG(6, 6))
+	v := packet.Vector{Mem: make([]byte, 256*packet.Size)}
+	w := &worker{lanes: true}
+	out := make([]packet.Lanes, badTag+1)
+	// tried tells whether a vector was given to assembly, with odd packets among it.
+	tried := func(odd int) bool {
+		for i := range packet.Size {
+			v.Start[i] = uint32(256 * i)
+			frame(rnd, v.Mem[v.Start[i]:][:160], false)
+			v.Len[i], v.Total[i] = 160, 160
+			if i < odd {
+				v.Mem[v.Start[i]+12] = 0x86
+			}
+		}
+		before := w.wait
+		w.Process(&v, packet.All(packet.Size), out)
+		return before == 0
+	}
+	for _, c := range []struct{ odd, wait int }{{0, 0}, {32, 0}, {33, waits}, {64, waits}} {
+		if !tried(c.odd) || w.wait != c.wait {
+			t.Fatalf("%d odd packets of a vector: waits for %d vectors, want %d", c.odd, w.wait, c.wait)
+		}
+		for range c.wait {
+			if tried(0) {
+				t.Fatal("tried while it should wait")
 			}
 		}
 	}
