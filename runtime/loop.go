@@ -265,7 +265,7 @@ func (l *Loop) receive(s int) bool {
 	}
 	// A source fills the first lanes.
 	count := in.Count()
-	v.Begin(n.port)
+	v.Begin(count, n.port)
 	l.received += uint64(count)
 	l.receivedBytes += v.Octets(count)
 	l.passes++
@@ -385,7 +385,7 @@ func (l *Loop) run(v *packet.Vector, first int) {
 				continue
 			}
 			if with == 0 {
-				with = packet.Above(&v.Backend, 0) & done
+				with = packet.Above(&v.Backend, 0, done)
 			}
 			lanes := with
 			if !l.entered {

@@ -61,7 +61,7 @@ func TestCI(t *testing.T) {
 	for _, want := range []string{
 		"install test", "make test SUMFLAGS=-strict", "make demo", "make lint", "make gen", "git diff --stat --exit-code", "git status --porcelain",
 		"GOARCH=arm64 go build ./...", "GOARCH=arm64 go vet ./...",
-		emulated + assembly, emulated + " -run Oracle|Traffic|Misses ./bench", "go test -short -tags purego" + assembly + " ./nodes/packet/conntrack",
+		emulated + assembly, emulated + " -run Oracle|Traffic|Misses ./bench", "go test -short -tags purego" + assembly + " ./nodes/packet/conntrack ./nodes/packet/maglev-select ./nodes/packet/mss-clamp",
 		"go test -run ^$ -bench . -benchtime 1x -benchmem ./...", "go run ./bench/figures -check", "fuzz 5s FuzzParse FuzzLoad FuzzReader", "make check",
 	} {
 		i := slices.Index(calls[at:], want)

@@ -253,7 +253,7 @@ func (w *Worker) Process(v *packet.Vector, in packet.Lanes, out []packet.Lanes) 
 	ts := *w.e.table.Load()
 	// The line in front of a packet, which is written here, parse has asked for.
 	rest := in
-	if w.e.lanes {
+	if w.e.lanes && in.Count() >= group {
 		rest &^= gre4Lanes(v, rest, ts, w.e.tosMask)
 	}
 	if w.e.fast && rest != 0 {
@@ -281,6 +281,9 @@ func (w *Worker) Process(v *packet.Vector, in packet.Lanes, out []packet.Lanes) 
 // first4, ether4 and ether6 where the compiler cannot see which bytes are constant: it would
 // write those one by one.
 var first4word, ether4word, ether6word uint64 = first4, ether4, ether6
+
+// group is how many lanes gre4Lanes does at once.
+const group = 8
 
 // over4 is what GRE over IPv4 puts in front of the inner packet.
 const over4 = packet.IPv4Len + 4

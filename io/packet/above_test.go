@@ -20,17 +20,18 @@ func TestAbove(t *testing.T) {
 		if rnd.IntN(2) == 0 {
 			limit = column[rnd.IntN(Size)]
 		}
+		in := [...]Lanes{All(Size), Lane(rnd.IntN(Size)), All(rnd.IntN(Size + 1)), Lanes(rnd.Uint64() & rnd.Uint64()), 0}[rnd.IntN(5)]
 		want := Lanes(0)
 		for i, x := range column {
-			if x > limit {
+			if x > limit && in.Has(i) {
 				want |= Lane(i)
 			}
 		}
-		if got := Above(&column, limit); got != want {
-			t.Fatalf("above %d of %d: %x, want %x", limit, column, got, want)
+		if got := Above(&column, limit, in); got != want {
+			t.Fatalf("above %d of %d, lanes %x: %x, want %x", limit, column, in, got, want)
 		}
-		if got := above(&column, limit); got != want {
-			t.Fatalf("above %d of %d, in Go: %x, want %x", limit, column, got, want)
+		if got := above(&column, limit, in); got != want {
+			t.Fatalf("above %d of %d, lanes %x, in Go: %x, want %x", limit, column, in, got, want)
 		}
 	}
 }
@@ -42,7 +43,7 @@ func BenchmarkAbove(b *testing.B) {
 	}
 	var l Lanes
 	for b.Loop() {
-		l |= Above(&column, 60)
+		l |= Above(&column, 60, All(Size))
 	}
 	if l != 7<<61 {
 		b.Fatalf("%x", l)

@@ -111,9 +111,16 @@ type Link struct {
 	Len   uint32 // bytes in this frame
 }
 
-// Begin sets what a packet has when it is received by port, in all lanes: no service and no
-// backend. Without a count, it is a few wide stores.
-func (v *Vector) Begin(port uint16) {
+// Begin sets what packets have when port has received them, in lanes 0 … n−1: no service and
+// no backend. Of many lanes all are set, with a few wide stores.
+func (v *Vector) Begin(n int, port uint16) {
+	if n <= 8 {
+		for i := range n {
+			i := i & 63
+			v.VIP[i], v.Backend[i], v.Slot[i], v.Port[i] = 0, 0, 0, port
+		}
+		return
+	}
 	v.VIP, v.Backend, v.Slot = [Size]uint32{}, [Size]uint32{}, [Size]uint32{}
 	four := uint64(port) * 0x0001_0001_0001_0001
 	ports := (*[Size / 4]uint64)(unsafe.Pointer(&v.Port))

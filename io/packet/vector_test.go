@@ -69,18 +69,20 @@ func TestOneService(t *testing.T) {
 }
 
 func TestBegin(t *testing.T) {
-	var v Vector
-	for i := range Size {
-		v.VIP[i], v.Backend[i], v.Slot[i], v.Port[i] = 1, 1, 1, 1
-	}
-	v.L3[0], v.ID[Size-1] = 5, 6 // columns before and behind are not touched
-	v.Begin(0x8001)
-	for i := range Size {
-		if v.VIP[i] != 0 || v.Backend[i] != 0 || v.Slot[i] != 0 || v.Port[i] != 0x8001 {
-			t.Fatalf("lane %d: service %d, backend %d, slot %d, port %#x", i, v.VIP[i], v.Backend[i], v.Slot[i], v.Port[i])
+	for n := range Size + 1 {
+		var v Vector
+		for i := range Size {
+			v.VIP[i], v.Backend[i], v.Slot[i], v.Port[i] = 1, 1, 1, 1
 		}
-	}
-	if v.L3[0] != 5 || v.ID[Size-1] != 6 {
-		t.Error("another column changed")
+		v.L3[0], v.ID[Size-1] = 5, 6 // columns before and behind are not touched
+		v.Begin(n, 0x8001)
+		for i := range n {
+			if v.VIP[i] != 0 || v.Backend[i] != 0 || v.Slot[i] != 0 || v.Port[i] != 0x8001 {
+				t.Fatalf("lane %d of %d: service %d, backend %d, slot %d, port %#x", i, n, v.VIP[i], v.Backend[i], v.Slot[i], v.Port[i])
+			}
+		}
+		if v.L3[0] != 5 || v.ID[Size-1] != 6 {
+			t.Errorf("%d lanes: another column changed", n)
+		}
 	}
 }

@@ -106,7 +106,7 @@ type worker struct {
 
 // Process is part of graph.Node.
 func (w *worker) Process(v *packet.Vector, in packet.Lanes, out []packet.Lanes) {
-	long := packet.Above(&v.IPLen, w.least.Load()) & in
+	long := packet.Above(&v.IPLen, w.least.Load(), in)
 	out[next] = in &^ long
 	if long == 0 {
 		return

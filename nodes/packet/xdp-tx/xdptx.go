@@ -149,7 +149,7 @@ func (w *worker) send(by *way, v *packet.Vector, in packet.Lanes, out []packet.L
 // tooLong answers the lanes that the interface would not carry: the kernel drops
 // those in silence. Every VLAN tag may add its 4 bytes.
 func tooLong(v *packet.Vector, in packet.Lanes, limit uint32) (long packet.Lanes) {
-	long = packet.Above(&v.Total, limit) & in
+	long = packet.Above(&v.Total, limit, in)
 	for m := long; m != 0; m &= m - 1 {
 		i := m.Next() & 63
 		b := v.Bytes(i)
