@@ -64,7 +64,14 @@ func NewStage[C any](t testing.TB, kind string, configure func(*C), pools ...sta
 		},
 	}
 	s.Node = build(s, configure)
+	t.Cleanup(func() { closeStage(s.Node) }) // who follows files holds one of the few inotify instances that a user has
 	return s
+}
+
+func closeStage(n stream.Stage) {
+	if c, ok := n.(graph.StageCloser); ok {
+		_ = c.Close()
+	}
 }
 
 // Reload makes the node anew, with what is configured now; it inherits as over a
@@ -77,9 +84,7 @@ func Reload[C any](s *Stage, configure func(*C)) {
 	if i, ok := s.Node.(graph.StageInheritor); ok {
 		i.Inherit(old)
 	}
-	if c, ok := old.(graph.StageCloser); ok {
-		_ = c.Close()
-	}
+	closeStage(old)
 }
 
 func build[C any](s *Stage, configure func(*C)) stream.Stage {
