@@ -19,7 +19,7 @@ var hotLoops = map[string][]string{
 	"io/packet":              {"Sum", "AnyFlag", "Begin", "OneService", "above"},
 	"io/encap":               {"write4", "gre4", "write6"},
 	"nodes/packet/parse":     {"plain"},
-	"nodes/packet/conntrack": {"form", "aim", "compare", "AfterSend"},
+	"nodes/packet/conntrack": {"form", "aim", "compare", "enter"},
 	"nodes/packet/mss-clamp": {"each", "plain", "syns"},
 	"nodes/packet/count":     {"Process"},
 	"nodes/packet/xdp-tx":    {"send"},

@@ -612,8 +612,6 @@ func (n *node) change(st *uint32, w uint32) {
 // vector are entered, now that they were sent.
 func (n *node) AfterSend(v *packet.Vector, lanes packet.Lanes) {
 	n.begin(v.Now)
-	t, b := &n.cur.compact, &n.batch
-	lines := unsafe.Pointer(unsafe.SliceData(t.lines))
 	room := n.cur.entries - n.cur.used()
 	if n.cfg.NewFlows != 0 || n.old != nil {
 		room = 0
@@ -624,6 +622,36 @@ func (n *node) AfterSend(v *packet.Vector, lanes packet.Lanes) {
 	n.looked = 0
 	entered := 0
 	var later packet.Lanes
+	for rest := lanes; rest != 0; {
+		now := rest
+		if n.plain {
+			var e int
+			var l packet.Lanes
+			e, l, rest = enterPlain(&n.batch, &n.cur.compact, v, now, looked, &n.clk, room-entered)
+			entered, later = entered+e, later|l
+			now = rest & -rest
+		}
+		e, l := n.enter(v, now, looked, room-entered)
+		entered, later = entered+e, later|l
+		rest &^= now
+	}
+	if entered > 0 {
+		n.cur.count[handshake] += entered
+		n.core.Count(cInserts, uint64(entered))
+	}
+	for ; later != 0; later &= later - 1 {
+		if i := later.Next() & 63; uint64(v.VIP[i]) < uint64(len(n.infos)) && n.infos[v.VIP[i]].Base != 0 {
+			id := n.ident(v, i, v.VIP[i], &n.cur.keys)
+			n.learn(v, i, &id)
+		}
+	}
+}
+
+// enter enters lanes in the place that the look-up found for them, room of them at most, and
+// answers those that learn has to look at.
+func (n *node) enter(v *packet.Vector, lanes, looked packet.Lanes, room int) (entered int, later packet.Lanes) {
+	t, b := &n.cur.compact, &n.batch
+	lines := unsafe.Pointer(unsafe.SliceData(t.lines))
 	for i, end := lanes.Next(), lanes.End(); i < end; i++ {
 		i := i & 63
 		if !lanes.Has(i) || v.Flags[i]&(packet.Chosen|packet.Related) != packet.Chosen || v.TCP[i]&(packet.FIN|packet.RST) != 0 || v.Slot[i] >= state.MaxSlots {
@@ -640,16 +668,7 @@ func (n *node) AfterSend(v *packet.Vector, lanes packet.Lanes) {
 		l.st[free] = word(handshake, v.Slot[i], n.clk.now[(b.about[i]|handshake)&15])
 		entered++
 	}
-	if entered > 0 {
-		n.cur.count[handshake] += entered
-		n.core.Count(cInserts, uint64(entered))
-	}
-	for ; later != 0; later &= later - 1 {
-		if i := later.Next() & 63; uint64(v.VIP[i]) < uint64(len(n.infos)) && n.infos[v.VIP[i]].Base != 0 {
-			id := n.ident(v, i, v.VIP[i], &n.cur.keys)
-			n.learn(v, i, &id)
-		}
-	}
+	return entered, later
 }
 
 // Marks is part of graph.AfterSender.

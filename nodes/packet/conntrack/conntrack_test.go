@@ -885,14 +885,15 @@ func TestEvictionOrder(t *testing.T) {
 	if r.Counter("evicted_handshake") == 0 || r.Counter("evicted_closing") != 0 {
 		t.Errorf("handshake: counters %v", r.Counters)
 	}
-	// The oldest of a bucket goes. All five are of the younger half in one case of 32.
+	// The oldest of a bucket goes: of 182 some 33 of the younger half, where without an order there
+	// would be 91.
 	var gone [2]int
 	for n := range 1024 {
 		if r.load(0, flowTo(web, n), 0, 0); r.node().Trace(&r.V, 0) == "no entry" {
 			gone[n/512]++
 		}
 	}
-	if gone[1] < 3*gone[0] || gone[0]+gone[1] < 100 {
+	if gone[1] < 2*gone[0] || gone[0]+gone[1] < 100 {
 		t.Errorf("of the older half %d were evicted, of the younger %d", gone[1], gone[0])
 	}
 	r.want("the established one", flowTo(web, 0), ack, true)

@@ -25,7 +25,12 @@ const (
 	vectorSlot    = unsafe.Offsetof(packet.Vector{}.Slot)
 	infoPlain     = unsafe.Offsetof(state.ServiceInfo{}.Plain)
 	infoSize      = unsafe.Sizeof(state.ServiceInfo{})
+	vectorFlags   = unsafe.Offsetof(packet.Vector{}.Flags)
 	tcpFlags      = packet.FIN | packet.SYN | packet.RST
+	tcpOver       = packet.FIN | packet.RST
+	isChosen      = packet.Chosen
+	newFlow       = packet.Chosen | packet.Related
+	maxSlots      = state.MaxSlots
 )
 
 // The assembly multiplies by 24, has the flags in the lowest three bits, and takes a Word
@@ -49,3 +54,10 @@ func formPlain(b *batch, t *table, v *packet.Vector, infos []state.ServiceInfo, 
 //
 //go:noescape
 func decidePlain(b *batch, t *table, v *packet.Vector, words []state.Word, clk *clock, from, to int) (hits, left packet.Lanes)
+
+// enterPlain is AfterSend for lanes up to the first that would be entered in a line from which
+// keys went on: it and those behind it are the rest. Of the others it enters what the look-up
+// found a place for, room of them at most; later are lanes that learn has to look at.
+//
+//go:noescape
+func enterPlain(b *batch, t *table, v *packet.Vector, lanes, looked packet.Lanes, clk *clock, room int) (entered int, later, rest packet.Lanes)

@@ -193,3 +193,88 @@ absent:
 odd:
 	BTSQ R9, R15
 	JMP  next
+
+// func enterPlain(b *batch, t *table, v *packet.Vector, lanes, looked packet.Lanes, clk *clock, room int) (entered int, later, rest packet.Lanes)
+//
+// BX batch, SI vector, R8 lanes left, R9 room left, R10 lines, R11 clock, R13 looked, R14 later,
+// R15 entered; CX lane, DI its line, AX key, DX slot, R12 scratch, then the place.
+TEXT ·enterPlain(SB), NOSPLIT, $0-80
+	MOVQ b+0(FP), BX
+	MOVQ t+8(FP), AX
+	MOVQ v+16(FP), SI
+	MOVQ lanes+24(FP), R8
+	MOVQ looked+32(FP), R13
+	MOVQ clk+40(FP), R11
+	MOVQ room+48(FP), R9
+	MOVQ table_lines(AX), R10
+	XORL R14, R14
+	XORL R15, R15
+
+loop:
+	TESTQ R8, R8
+	JEQ  done
+	TZCNTQ R8, CX
+	MOVWLZX const_vectorFlags(SI)(CX*2), AX
+	ANDL $const_newFlow, AX
+	CMPL AX, $const_isChosen
+	JNE  next
+	TESTB $const_tcpOver, const_vectorTCP(SI)(CX*1)
+	JNE  next
+	MOVL const_vectorSlot(SI)(CX*4), DX
+	CMPL DX, $const_maxSlots
+	JAE  next
+
+	// The key, as in formPlain: what the look-up found out is of this flow.
+	MOVL const_vectorVIP(SI)(CX*4), AX
+	SHLQ $48, AX
+	MOVWLZX const_vectorSPort(SI)(CX*2), R12
+	SHLQ $32, R12
+	ORQ  R12, AX
+	MOVQ CX, R12
+	SHLQ $4, R12
+	MOVL const_vectorSrc(SI)(R12*1), R12
+	ORQ  R12, AX
+	CMPQ AX, batch_key(BX)(CX*8)
+	JNE  later
+	CMPQ AX, $const_noKey
+	JEQ  later
+	BTQ  CX, R13
+	JCC  later
+	MOVBLZX batch_place(BX)(CX*1), R12
+	SUBL $5, R12
+	CMPL R12, $5
+	JAE  later
+	MOVL batch_home(BX)(CX*4), DI
+	ADDQ R10, DI
+	CMPQ line_key(DI)(R12*8), $0
+	JNE  later
+	CMPQ R15, R9
+	JEQ  later
+	CMPL line_over(DI), $0
+	JNE  done                    // to be looked at more closely
+
+	MOVQ AX, line_key(DI)(R12*8)
+	MOVQ batch_about(BX)(CX*8), AX
+	ORL  $const_handshake, AX
+	ANDL $15, AX
+	MOVWLZX clock_now(R11)(AX*2), AX
+	SHLL $16, DX
+	ORL  DX, AX
+	ORL  $(const_handshake<<30), AX
+	MOVL AX, line_st(DI)(R12*4)
+	INCQ R15
+
+next:
+	BLSRQ R8, R8
+	JMP  loop
+
+later:
+	BTSQ CX, R14
+	BLSRQ R8, R8
+	JMP  loop
+
+done:
+	MOVQ R15, entered+56(FP)
+	MOVQ R14, later+64(FP)
+	MOVQ R8, rest+72(FP)
+	RET

@@ -16,3 +16,7 @@ func formPlain(*batch, *table, *packet.Vector, []state.ServiceInfo, int, int) (b
 func decidePlain(*batch, *table, *packet.Vector, []state.Word, *clock, int, int) (hits, left packet.Lanes) {
 	panic("conntrack: decidePlain without hasPlain")
 }
+
+func enterPlain(*batch, *table, *packet.Vector, packet.Lanes, packet.Lanes, *clock, int) (entered int, later, rest packet.Lanes) {
+	panic("conntrack: enterPlain without hasPlain")
+}
