@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"golang.org/x/sys/cpu"
+	"golang.org/x/sys/unix"
 
 	"github.com/lbgraph/lbgraph/control/state"
 	"github.com/lbgraph/lbgraph/io/packet"
@@ -20,12 +21,17 @@ func (noCore) Unchain(v *packet.Vector, lane int) {
 	v.Chain[lane], v.Total[lane] = packet.NoFrame, v.Len[lane]
 }
 
-// Assembly encapsulates as the plain Go code does: the same lanes, with the same columns and
-// the same bytes of memory, whatever stands in the lanes between those that it is for.
-func TestLanesAreWhatGre4Is(t *testing.T) {
+func needLanes(t *testing.T) {
+	t.Helper()
 	if !hasLanes {
 		t.Skipf("kernel: this machine's processor lacks what the assembly needs: AVX2 is %v", cpu.X86.HasAVX2)
 	}
+}
+
+// Assembly encapsulates as the plain Go code does: the same lanes, with the same columns and
+// the same bytes of memory, whatever stands in the lanes between those that it is for.
+func TestLanesAreWhatGre4Is(t *testing.T) {
+	needLanes(t)
 	rnd := rand.New(rand.NewPCG(3, 3))
 	s := &state.Snapshot{Backends: []state.Backend{{}}}
 	for i := 1; i < 9; i++ {
@@ -155,5 +161,145 @@ func TestLanesAreWhatGre4Is(t *testing.T) {
 	}
 	if done < 100000 {
 		t.Errorf("assembly encapsulated %d packets", done)
+	}
+}
+
+// Memory may have more bytes than a number of 32 bits counts: packets are where they are, and
+// those too near to its beginning or end are left.
+func TestLanesOfMuchMemory(t *testing.T) {
+	needLanes(t)
+	page := unix.Getpagesize()
+	// What is in front of the memory, and behind it, is looked at as well.
+	all, err := unix.Mmap(-1, 0, 1<<32+3*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE|unix.MAP_NORESERVE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Munmap(all)
+	ts := []template{{}, {ip: 4, sum: [2]uint32{0x1234}, w: [2][2]uint64{{1, 2}}}}
+	for _, c := range []struct {
+		size  int
+		start uint32
+		want  packet.Lanes
+	}{
+		{1 << 31, 1<<31 - around, 0xff},
+		{1 << 31, 1<<31 - around + 1, 0},
+		{1 << 31, 1 << 31, 0},
+		{1 << 31, around - 1, 0},
+		{1<<31 + 2*around, 1 << 31, 0xff},
+		{1 << 32, 1<<32 - around, 0xff},
+		{1 << 32, 1<<32 - around + 1, 0},
+		{1 << 32, around, 0xff},
+		{1 << 32, around - 1, 0},
+		{1<<32 + around - 2, 1<<32 - 1, 0},
+		{1<<32 + around - 1, 1<<32 - 1, 0xff},
+		{1<<32 + around, 0, 0},
+		{1<<32 + around, around - 1, 0},
+		{1<<32 + 2*around - 1, 0, 0},
+		{1<<32 + 2*around - 1, around - 1, 0},
+		{1<<32 + 2*around, around - 1, 0},
+		{1<<32 + 2*around, around, 0xff},
+		{1<<32 + page, 10, 0},
+		{1<<32 + page, 1<<32 - 1, 0xff},
+	} {
+		for lane := range 8 {
+			v := &packet.Vector{Mem: all[page:][:c.size]}
+			at := func(i int) []byte { return all[page+int(v.Start[i])-around:][:2*around] }
+			var was, is [8][]byte
+			for i := range 8 {
+				v.Start[i], v.Chain[i], v.L3[i], v.IPLen[i], v.Backend[i] = uint32(page*(i+2)), packet.NoFrame, packet.EtherLen, 100, 1
+				if i == lane {
+					v.Start[i] = c.start
+				}
+				for j, b := range at(i) {
+					at(i)[j] = (b + uint8(i+j)) &^ 1
+				}
+				was[i] = bytes.Clone(at(i))
+			}
+			slow := *v
+			if done := gre4Lanes(v, 0xff, ts, 3); done != c.want {
+				t.Fatalf("%d bytes, lane %d at %d: it does %x, want %x", c.size, lane, c.start, done, c.want)
+			}
+			for i := range 8 {
+				if c.want != 0 {
+					v.Start[i] += over4
+				}
+				is[i] = bytes.Clone(at(i))
+				copy(at(i), was[i])
+			}
+			if left := gre4(&slow, c.want, ts, 3); left != 0 {
+				t.Fatalf("%d bytes, lane %d at %d: gre4 leaves %x", c.size, lane, c.start, left)
+			}
+			for i := range 8 {
+				if !bytes.Equal(is[i], at(i)) {
+					t.Fatalf("%d bytes, lane %d at %d: lane %d has\n%x, want\n%x", c.size, lane, c.start, i, is[i], at(i))
+				}
+			}
+		}
+	}
+}
+
+// Backends are those that there are, though more templates stand behind the end of the slice.
+func TestLanesStayWithinTheTemplates(t *testing.T) {
+	needLanes(t)
+	ts := make([]template, 9)
+	for i := range ts {
+		ts[i].ip = 4
+	}
+	v := &packet.Vector{Mem: make([]byte, packet.Size*2*around)}
+	for n := range len(ts) + 1 {
+		for lane := range packet.Size {
+			for i := range packet.Size {
+				v.Start[i], v.Chain[i], v.L3[i], v.IPLen[i], v.Backend[i] = uint32(2*around*i+around), packet.NoFrame, packet.EtherLen, 100, 0
+			}
+			for b := range uint32(len(ts)) {
+				v.Backend[lane] = b
+				want := packet.All(packet.Size)
+				switch {
+				case n == 0:
+					want = 0
+				case int(b) >= n:
+					want &^= packet.All(8) << (lane &^ 7)
+				}
+				was := *v
+				clear(v.Mem)
+				if done := gre4Lanes(v, ^packet.Lanes(0), ts[:n], 3); done != want {
+					t.Fatalf("%d backends, number %d in lane %d: it does %x, want %x", n, b, lane, done, want)
+				}
+				*v = was
+			}
+		}
+	}
+}
+
+// Lane 63 is the last, also where what stands behind each column looks like a packet.
+func TestLanesEndWithTheLast(t *testing.T) {
+	needLanes(t)
+	v := &packet.Vector{Mem: make([]byte, packet.Size*2*around)}
+	for i := range packet.Size {
+		start := uint32(2*around*i + around)
+		v.Start[i], v.Chain[i], v.L3[i], v.IPLen[i], v.Backend[i] = start, packet.NoFrame, packet.EtherLen, 100, 0
+		v.Len[i], v.Port[i], v.L4[i], v.Slot[i] = start, 0xffff, packet.EtherLen, 0
+	}
+	want := *v
+	for i := range packet.Size {
+		want.Start[i] -= over4
+		want.IPLen[i] += over4
+		want.Len[i], want.Total[i], want.Flags[i] = want.IPLen[i]+packet.EtherLen, want.IPLen[i]+packet.EtherLen, packet.DF
+	}
+	if done := gre4Lanes(v, ^packet.Lanes(0), []template{{ip: 4}}, 3); done != ^packet.Lanes(0) {
+		t.Errorf("it does %x", done)
+	}
+	for _, c := range []struct {
+		name string
+		same bool
+	}{
+		{"Start", v.Start == want.Start}, {"Len", v.Len == want.Len}, {"Total", v.Total == want.Total}, {"Chain", v.Chain == want.Chain},
+		{"Port", v.Port == want.Port}, {"L3", v.L3 == want.L3}, {"L4", v.L4 == want.L4}, {"IPLen", v.IPLen == want.IPLen},
+		{"Flags", v.Flags == want.Flags}, {"Proto", v.Proto == want.Proto}, {"TCP", v.TCP == want.TCP},
+		{"Backend", v.Backend == want.Backend}, {"Slot", v.Slot == want.Slot},
+	} {
+		if !c.same {
+			t.Errorf("%s is not what it should be", c.name)
+		}
 	}
 }
