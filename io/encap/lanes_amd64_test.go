@@ -164,6 +164,56 @@ func TestLanesAreWhatGre4Is(t *testing.T) {
 	}
 }
 
+// A full vector leaves as write4 alone would have it leave, whatever the encapsulation, the next
+// hop and the source are: assembly is for GRE back to the sender from one address.
+func TestLanesAreForGREToTheSender(t *testing.T) {
+	needLanes(t)
+	rnd := rand.New(rand.NewPCG(6, 6))
+	s := &state.Snapshot{Backends: []state.Backend{{}}}
+	for i := 1; i < 9; i++ {
+		s.Backends = append(s.Backends, state.Backend{ID: uint32(i), Addr: netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), MAC: [6]byte{2, 0, 0, 0, 0, byte(i)}, HasMAC: true})
+	}
+	const chunk = 2048
+	for _, p := range []Protocol{GRE, IPIP, GUE} {
+		for _, hop := range []string{"sender", "kernel", "02:00:00:00:00:99"} {
+			for _, source := range []string{"192.0.2.77/32", "192.0.2.0/24"} {
+				c := Defaults()
+				c.NextHop, c.Source = hop, netip.MustParsePrefix(source)
+				e := New(p, c, 6080)
+				e.Update(s)
+				w, err := e.Worker(noCore{}, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				a := packet.Vector{Mem: make([]byte, chunk*packet.Size)}
+				for i := range packet.Size {
+					a.Start[i], a.L3[i], a.Chain[i], a.Flags[i] = uint32(chunk*i+256), packet.EtherLen, packet.NoFrame, packet.DF
+					a.IPLen[i], a.Hash[i], a.Backend[i] = uint32(20+rnd.IntN(1481)), rnd.Uint64(), uint32(1+rnd.IntN(8))
+					a.Len[i] = a.IPLen[i] + packet.EtherLen
+					a.Total[i] = a.Len[i]
+					f := a.Mem[a.Start[i]:][:64]
+					for j := range f {
+						f[j] = uint8(rnd.Uint32())
+					}
+					f[0], f[6], f[14] = 2, 2, 0x45
+				}
+				b := a
+				b.Mem = bytes.Clone(a.Mem)
+				x, y := make([]packet.Lanes, BadLength+1), make([]packet.Lanes, BadLength+1)
+				w.Process(&a, packet.All(packet.Size), x)
+				e.lanes, e.fast = false, false
+				w.Process(&b, packet.All(packet.Size), y)
+				if x[Next] != packet.All(packet.Size) || y[Next] != x[Next] {
+					t.Errorf("%s to %s from %s: %x leave, without assembly %x", p, hop, source, x[Next], y[Next])
+				}
+				if !bytes.Equal(a.Mem, b.Mem) || a.Start != b.Start || a.IPLen != b.IPLen || a.Len != b.Len || a.Total != b.Total || a.Flags != b.Flags {
+					t.Errorf("%s to %s from %s: packets differ from those without assembly", p, hop, source)
+				}
+			}
+		}
+	}
+}
+
 // Memory may have more bytes than a number of 32 bits counts: packets are where they are, and
 // those too near to its beginning or end are left.
 func TestLanesOfMuchMemory(t *testing.T) {
