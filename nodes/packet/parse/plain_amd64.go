@@ -46,10 +46,10 @@ const (
 	_ = uint(packet.DF-1<<4) + uint(1<<4-packet.DF)
 )
 
-// plainLanes is most and plain for lanes 0 … n−1 as far as they fill groups, all lanes of
-// which have to be at least shortest bytes for any to be parsed. Unlike plain it writes to
-// the columns of lanes that it answers as others. It asks for the headers of lanes from
-// ahead on.
+// plainLanes is most and plain for lanes 0 … n−1 as far as they fill groups, one at least, all
+// lanes of which have to be at least shortest bytes for any to be parsed. Unlike plain it
+// writes to the columns of lanes that it answers as others. It asks for the headers of lanes
+// from ahead on.
 //
 //go:noescape
 func plainLanes(v *packet.Vector, n int) (others packet.Lanes)

@@ -113,8 +113,6 @@ TEXT ·plainLanes(SB), NOSPLIT, $192-24
 	XORL R8, R8
 	XORL R14, R14
 	VPXOR Y14, Y14, Y14
-	CMPQ n+8(FP), $8
-	JLT  done
 
 loop:
 	LEAQ const_ahead(R8), R9
@@ -348,8 +346,6 @@ next:
 	LEAQ 8(R8), R9
 	CMPQ R9, n+8(FP)
 	JLE  loop
-
-done:
 	VZEROUPPER
 	MOVQ R14, others+16(FP)
 	RET

@@ -20,8 +20,8 @@ func needLanes(t *testing.T) {
 	}
 }
 
-// frame writes to b a packet that parses, of at least 54 bytes, or one of which something was
-// changed afterwards, and answers its length.
+// frame writes to b a packet that parses, or one of which something was changed afterwards, and
+// answers its length.
 func frame(rnd *rand.Rand, b []byte, odd bool) int {
 	be := binary.BigEndian
 	for i := range b {
@@ -64,6 +64,14 @@ func frame(rnd *rand.Rand, b []byte, odd bool) int {
 		}
 	}
 	return 14 + size + pad
+}
+
+// long writes to b a packet that parses and is long enough for a group.
+func long(rnd *rand.Rand, b []byte) (n int) {
+	for n < shortest {
+		n = frame(rnd, b, false)
+	}
+	return n
 }
 
 // Assembly answers and writes what the plain Go code does: over vectors of all sizes, dense or
@@ -155,7 +163,7 @@ func TestLanesReadNothingBehind(t *testing.T) {
 		for lane := range group {
 			for i := range group {
 				v.Start[i] = uint32(256 * i)
-				v.Len[i] = uint32(frame(rnd, mem[v.Start[i]:][:160], false))
+				v.Len[i] = uint32(long(rnd, mem[v.Start[i]:][:160]))
 			}
 			b := make([]byte, 160)
 			n := frame(rnd, b, false)
@@ -199,6 +207,79 @@ func TestLanesWait(t *testing.T) {
 		for range c.wait {
 			if tried(0) {
 				t.Fatal("tried while it should wait")
+			}
+		}
+	}
+}
+
+// Packets are where they are, also behind the first 2 GB of the memory and at the end of 4.
+func TestLanesOfMuchMemory(t *testing.T) {
+	needLanes(t)
+	mem, err := unix.Mmap(-1, 0, 1<<32, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE|unix.MAP_NORESERVE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Munmap(mem)
+	rnd := rand.New(rand.NewPCG(7, 7))
+	for lane := range group {
+		for _, end := range []int{1 << 31, 1<<31 + 30, 1<<31 + 4096, 3 << 30, 1 << 32} {
+			a := packet.Vector{Mem: mem}
+			for i := range group {
+				f := make([]byte, 160)
+				n := long(rnd, f)
+				a.Start[i], a.Len[i], a.Total[i] = uint32(256*i), uint32(n), uint32(n)
+				if i == lane {
+					a.Start[i] = uint32(end - n)
+				}
+				copy(mem[a.Start[i]:], f[:n])
+			}
+			b := a
+			if left := plainLanes(&a, group); left != 0 {
+				t.Fatalf("a packet that ends at %d in lane %d: assembly leaves %x", end, lane, left)
+			}
+			most(&b, 0, group)
+			if left := plain(&b, 0, group); left != 0 {
+				t.Fatalf("a packet that ends at %d in lane %d: plain leaves %x", end, lane, left)
+			}
+			if a.Src != b.Src || a.Dst != b.Dst || a.SPort != b.SPort || a.DPort != b.DPort || a.Hash != b.Hash || a.Proto != b.Proto || a.TCP != b.TCP || a.IPLen != b.IPLen {
+				t.Fatalf("a packet that ends at %d in lane %d: columns differ", end, lane)
+			}
+		}
+	}
+}
+
+// A header whose words sum to all ones is right, also where that is written as a checksum of
+// 0xffff instead of 0; sums that are anything else, also zero and one more, are not.
+func TestLanesOfAllChecksums(t *testing.T) {
+	needLanes(t)
+	rnd := rand.New(rand.NewPCG(9, 9))
+	be := binary.BigEndian
+	v := packet.Vector{Mem: make([]byte, 256*group)}
+	for i := range group {
+		v.Start[i] = uint32(256 * i)
+		n := long(rnd, v.Mem[256*i:][:160])
+		v.Len[i], v.Total[i] = uint32(n), uint32(n)
+	}
+	for lane := range group {
+		f := v.Mem[256*lane:]
+		for range 20 {
+			n := long(rnd, f[:160])
+			v.Len[lane], v.Total[lane] = uint32(n), uint32(n)
+			// An address so that the checksum is 0.
+			be.PutUint16(f[24:], 0)
+			be.PutUint16(f[28:], 0)
+			be.PutUint16(f[28:], packet.Checksum(f[14:34]))
+			for _, sum := range []struct {
+				is   uint16
+				want packet.Lanes
+			}{{0, 0}, {1, 1}, {0xfffe, 1}, {0x8000, 1}, {0x7fff, 1}, {0x0100, 1}, {0xfeff, 1}, {0xffff, 0}} {
+				be.PutUint16(f[24:], sum.is)
+				if left := plainLanes(&v, group); left != sum.want<<lane {
+					t.Fatalf("checksum %#x in lane %d: assembly leaves %x", sum.is, lane, left)
+				}
+				if left := plain(&v, 0, group); left != sum.want<<lane {
+					t.Fatalf("checksum %#x in lane %d: plain leaves %x", sum.is, lane, left)
+				}
 			}
 		}
 	}
