@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"testing"
+	"unsafe"
 
 	"golang.org/x/sys/cpu"
 
@@ -112,5 +113,65 @@ func TestLanesStayWithinTheSlices(t *testing.T) {
 	load(w, 0, web, 1, 1)
 	if got := selectLanes(&w.V, 1, &dead); got != 0 || w.V.Backend[0] != 0 {
 		t.Errorf("a number that is dead: selects for lanes %x, backend %d", got, w.V.Backend[0])
+	}
+}
+
+// Numbers of services, pools, members and backends may be as large as their columns hold, and a
+// table may end before its array does.
+func TestLanesOfLargeNumbers(t *testing.T) {
+	needLanes(t)
+	rnd := rand.New(rand.NewPCG(5, 7))
+	const service, pool, base = 70000, 1000, 200000
+	s := &state.Snapshot{
+		Services: make([]state.Service, service+1),
+		Pools:    make([]state.Pool, pool+1),
+		Infos:    make([]state.ServiceInfo, service+1),
+		Words:    make([]state.Word, base+state.NoSlot),
+	}
+	s.Services[service].Pool, s.Infos[service].Base = pool, base
+	for i := range s.Words { // as Word.Load reads them
+		*(*uint32)(unsafe.Pointer(&s.Words[i])) = uint32(1<<30-1-i) << 2
+	}
+	table := make([]uint16, 2*state.MinTable)
+	p := &s.Pools[pool]
+	p.Seed, p.Table = rnd.Uint64(), table[:state.MinTable]
+	var v packet.Vector
+	for range 100 {
+		for i := range table {
+			table[i] = uint16(rnd.IntN(state.NoSlot))
+		}
+		for i := range packet.Size {
+			v.VIP[i], v.Hash[i] = service, rnd.Uint64()
+		}
+		if got := selectLanes(&v, packet.All(packet.Size), s); got != packet.All(packet.Size) {
+			t.Fatalf("selects for lanes %x", got)
+		}
+		for i := range packet.Size {
+			if slot, _ := p.Select(v.Hash[i]); v.Slot[i] != slot || v.Backend[i] != 1<<30-1-(base+slot) {
+				t.Fatalf("hash %x has slot %d and backend %d, want slot %d and backend %d", v.Hash[i], v.Slot[i], v.Backend[i], slot, 1<<30-1-(base+slot))
+			}
+		}
+	}
+	// A member behind the end of the words, and one that is not up, by any of the bits that say so.
+	for i := range table {
+		table[i] = state.NoSlot
+	}
+	if got := selectLanes(&v, packet.All(packet.Size), s); got != 0 {
+		t.Errorf("behind the end of the members: selects for lanes %x", got)
+	}
+	for status := range uint32(4) {
+		for i := range s.Words {
+			*(*uint32)(unsafe.Pointer(&s.Words[i])) = 5<<2 | status
+		}
+		for i := range table {
+			table[i] = uint16(i)
+		}
+		want := packet.Lanes(0)
+		if state.Status(status) == state.Up {
+			want = packet.All(packet.Size)
+		}
+		if got := selectLanes(&v, packet.All(packet.Size), s); got != want {
+			t.Errorf("status %d: selects for lanes %x", status, got)
+		}
 	}
 }
