@@ -25,8 +25,11 @@ func TestSentCounts(t *testing.T) {
 	var v packet.Vector
 	for step := range 3000 {
 		lanes := packet.All(rnd.IntN(packet.Size + 1))
-		if step%3 == 0 {
+		switch step % 4 {
+		case 0:
 			lanes = packet.Lanes(rnd.Uint64() & rnd.Uint64())
+		case 1: // all but few
+			lanes = packet.All(packet.Size) &^ packet.Lane(rnd.IntN(packet.Size)) &^ packet.Lane(rnd.IntN(packet.Size))
 		}
 		one := rnd.IntN(2) == 0
 		first := uint32(rnd.IntN(7))

@@ -41,7 +41,6 @@ loop:
 	JNE  other
 	MOVL const_vectorLen(SI)(CX*4), DX
 	SUBL $const_usualL4, DX
-	JLT  other
 	CMPL DX, $(const_tcpLen+const_optionLen)
 	JLT  other
 	MOVL const_vectorStart(SI)(CX*4), BX
@@ -62,7 +61,7 @@ loop:
 	JNE  other
 
 usual:
-	// R11: kind, length, and the value as it stands there.
+	// R11, in its lower half: kind, length, and the value as it stands there.
 	SUBL $const_headers, AX
 	JLT  other                   // no backend, or none that takes a segment
 	SHRL $16, R11
@@ -73,7 +72,6 @@ usual:
 
 	// Update16, with the bytes of all words exchanged, as they stand in memory.
 	ROLW $8, AX
-	MOVWLZX AX, AX
 	MOVWLZX 16(BX), R12
 	MOVW AX, (const_tcpLen+2)(BX)
 	XORL $0xffff, R12
@@ -107,7 +105,6 @@ linux:
 	ANDL $0x00ffffff, R12
 	CMPL R12, $0x00030301
 	JNE  other
-	MOVL R11, R11
 	JMP  usual
 
 windows:
@@ -118,7 +115,6 @@ windows:
 	JNE  other
 	CMPL 28(BX), $0x02040101
 	JNE  other
-	MOVL R11, R11
 	JMP  usual
 
 other:

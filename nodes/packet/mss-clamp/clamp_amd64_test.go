@@ -4,20 +4,27 @@ package mssclamp
 
 import (
 	"bytes"
+	"encoding/binary"
 	"math/rand/v2"
 	"testing"
 
 	"golang.org/x/sys/cpu"
+	"golang.org/x/sys/unix"
 
 	"github.com/lbgraph/lbgraph/io/packet"
 )
 
-// Assembly clamps as the plain Go code does, and leaves what that leaves: SYNs with all kinds of
-// options and flags, cut off at any byte, to backends that take more, less or nothing.
-func TestLanesAreWhatPlainIs(t *testing.T) {
+func needLanes(t *testing.T) {
+	t.Helper()
 	if !hasLanes {
 		t.Skipf("kernel: this machine's processor lacks what the assembly needs: BMI1 is %v", cpu.X86.HasBMI1)
 	}
+}
+
+// Assembly clamps as the plain Go code does, and leaves what that leaves: SYNs with all kinds of
+// options and flags, cut off at any byte, to backends that take more, less or nothing.
+func TestLanesAreWhatPlainIs(t *testing.T) {
+	needLanes(t)
 	rnd := rand.New(rand.NewPCG(4, 4))
 	usual := [][]byte{
 		{2, 4, 0x05, 0xb4},
@@ -103,5 +110,97 @@ func TestLanesAreWhatPlainIs(t *testing.T) {
 	}
 	if done < 100000 || left < 100000 {
 		t.Errorf("assembly looked at %d SYNs and left %d", done, left)
+	}
+}
+
+// syn makes lane i a SYN at start with nothing but an MSS.
+func syn(v *packet.Vector, i int, start uint32, mss, sum uint16) {
+	v.Start[i], v.Len[i] = start, usualL4+packet.TCPLen+optionLen
+	v.L4[i], v.Proto[i], v.TCP[i], v.Flags[i], v.Backend[i] = usualL4, packet.ProtoTCP, packet.SYN, packet.DF, 0
+	h := v.Bytes(i)[usualL4:]
+	h[12], h[20], h[21] = 6<<4, kindMSS, optionLen
+	binary.BigEndian.PutUint16(h[16:], sum)
+	binary.BigEndian.PutUint16(h[22:], mss)
+}
+
+// Every checksum becomes what Update16 makes of it, also those whose sum is carried over twice.
+func TestLanesOfAllChecksums(t *testing.T) {
+	needLanes(t)
+	const chunk = 64
+	v := &packet.Vector{Mem: make([]byte, chunk*packet.Size)}
+	for _, c := range []struct{ mss, limit uint16 }{{1460, 1436}, {65535, 1}, {65535, 65534}, {1, 0}, {0x8000, 0x7fff}, {256, 255}, {65535, 0}} {
+		for from := 0; from < 1<<16; from += packet.Size {
+			for i := range packet.Size {
+				syn(v, i, uint32(chunk*i), c.mss, uint16(from+i))
+			}
+			if rest, n := clampLanes(v, packet.All(packet.Size), []int32{int32(c.limit) + headers}); rest != 0 || n != packet.Size {
+				t.Fatalf("MSS %d to %d: %d lowered, %x left", c.mss, c.limit, n, rest)
+			}
+			for i := range packet.Size {
+				h := v.Bytes(i)[usualL4:]
+				if sum, want := binary.BigEndian.Uint16(h[16:]), packet.Update16(uint16(from+i), c.mss, c.limit); sum != want {
+					t.Fatalf("MSS %d to %d: checksum %#x became %#x, want %#x", c.mss, c.limit, from+i, sum, want)
+				}
+				if mss := binary.BigEndian.Uint16(h[22:]); mss != c.limit {
+					t.Fatalf("MSS %d to %d: it is %d", c.mss, c.limit, mss)
+				}
+			}
+		}
+	}
+}
+
+// Nothing is read behind the memory of the frames, whatever a frame's length and what it says of
+// itself; the memory may be of 4 GB.
+func TestLanesReadNothingBehind(t *testing.T) {
+	needLanes(t)
+	page := unix.Getpagesize()
+	all, err := unix.Mmap(-1, 0, 1<<32+page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE|unix.MAP_NORESERVE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Munmap(all)
+	v := &packet.Vector{Mem: all}
+	syn(v, 0, 0, 1460, 1)
+	first := bytes.Clone(v.Bytes(0))
+	for _, end := range []int{1 << 31, 1<<31 + 3*page, 1 << 32} {
+		if err = unix.Mprotect(all[end:][:page], unix.PROT_NONE); err != nil {
+			t.Fatal(err)
+		}
+		for n := range uint32(100) {
+			for size := range 16 {
+				f := make([]byte, 100)
+				copy(f, first)
+				f[usualL4+12] = byte(size << 4)
+				copy(all[end-int(n):end], f)
+				v.Start[0], v.Len[0] = uint32(end-int(n)), n
+				want := packet.Lanes(1)
+				if size == 6 && n >= uint32(len(first)) {
+					want = 0
+				}
+				if rest, lowered := clampLanes(v, 1, []int32{1476}); rest != want || lowered != uint64(1-want) {
+					t.Fatalf("a frame of %d bytes that ends at %d, header of %d words: %d lowered, %x left", n, end, size, lowered, rest)
+				}
+			}
+		}
+	}
+}
+
+// Backends are those that there are, though more numbers stand behind the end of the slice.
+func TestLanesStayWithinTheNumbers(t *testing.T) {
+	needLanes(t)
+	v := &packet.Vector{Mem: make([]byte, 128)}
+	mtus := []int32{1476, 1476, 1476, 1476}
+	for n := range len(mtus) {
+		for b := range uint32(len(mtus)) {
+			syn(v, 0, 0, 1460, 1)
+			v.Backend[0] = b
+			want := uint64(0)
+			if int(b) < n {
+				want = 1
+			}
+			if rest, lowered := clampLanes(v, 1, mtus[:n]); lowered != want || uint64(rest) != 1-want {
+				t.Errorf("%d backends, number %d: %d lowered, %x left", n, b, lowered, rest)
+			}
+		}
 	}
 }

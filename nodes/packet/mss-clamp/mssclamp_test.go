@@ -217,6 +217,43 @@ func TestStaysWithinTheFrame(t *testing.T) {
 	}
 }
 
+// Lanes that the node was not given stay as they are, with all kinds of SYNs in them.
+func TestOtherLanesStay(t *testing.T) {
+	c := nodetest.Cases(t)
+	w := rig(t, true)
+	kinds := [][]byte{c["syn"], c["mss-odd"], c["syn6"], c["mss-none"], options(t, false, 3, 0)}
+	var frames [][]byte
+	for i := range packet.Size {
+		frames = append(frames, kinds[i%len(kinds)])
+	}
+	for _, in := range []packet.Lanes{0, 1, 1 << 63, 0x5555555555555555, packet.All(packet.Size) &^ packet.All(8), packet.All(55)} {
+		w.Reuse()
+		w.Parse(w.Load(frames...))
+		for i := range packet.Size {
+			w.V.Backend[i] = over4
+		}
+		was := w.V.Flags
+		clear(w.Counters)
+		w.Process(in)
+		changed := uint64(0)
+		for i := range packet.Size {
+			same := bytes.Equal(w.V.Bytes(i), frames[i]) && w.V.Flags[i] == was[i]
+			if !in.Has(i) && !same {
+				t.Errorf("lanes %x: lane %d changed", in, i)
+			}
+			if in.Has(i) {
+				changed++
+				if same {
+					t.Errorf("lanes %x: lane %d is as it was", in, i)
+				}
+			}
+		}
+		if n := w.Counter("clamped") + w.Counter("inserted") + w.Counter("malformed"); n != changed {
+			t.Errorf("lanes %x: %d counted, want %d", in, n, changed)
+		}
+	}
+}
+
 // A corrupt checksum must stay as wrong as it was.
 func TestKeepsCorruption(t *testing.T) {
 	w := rig(t, false)
