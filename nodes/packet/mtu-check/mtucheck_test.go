@@ -510,6 +510,16 @@ func TestChained(t *testing.T) {
 	if out := w.Only(w.Process(1), 0); out != "reply" || w.V.Chain[0] != packet.NoFrame || w.V.Total[0] != 590 {
 		t.Errorf("with DF: leaves by %q, %d bytes, chain %d", out, w.V.Total[0], w.V.Chain[0])
 	}
+
+	// It is the whole that counts, also where no backend takes less than a frame holds.
+	wide := nodetest.WithState(&state.Snapshot{Backends: world.Backends[:over4+1]})
+	for n, want := range map[int]string{7976: "next", 7977: "reply"} {
+		w = nodetest.New[Config](t, "mtu-check", nil, nodetest.MTU(8000), wide).Workers[0]
+		chain(t, w, udp(t, false, n), 3800, 3800, n+14-7600)
+		if out := w.Only(w.Process(1), 0); out != want {
+			t.Errorf("%d bytes in a network of 8000: leaves by %q, want %q", n, out, want)
+		}
+	}
 }
 
 // Without frames the whole packet drops, and what was taken goes back.

@@ -221,6 +221,25 @@ func TestWhatTheInterfaceWouldNotCarryDrops(t *testing.T) {
 		if got := w.Only(w.Process(w.Load(frame(60, 0), c.b)&2), 1); got != c.want {
 			t.Errorf("%d bytes alone: %q, want %q", len(c.b), got, c.want)
 		}
+		in = w.Load(frame(60, 0), c.b, frame(60, 0))
+		for name, lanes := range w.Process(in &^ 2) {
+			if lanes != 0 {
+				t.Errorf("%d bytes beside: lanes %x leave by %q", len(c.b), lanes, name)
+			}
+		}
+	}
+}
+
+// The length of a packet in several frames is that of the whole.
+func TestWhatTheInterfaceWouldNotCarryInSeveralFramesDrops(t *testing.T) {
+	for total, want := range map[uint32]string{1514: "", 1515: "tx_too_long"} {
+		r, _ := newRig(t, 1, "", 1)
+		w := r.Workers[0]
+		in := w.Load(frame(60, 0), frame(1000, 1), frame(60, 0))
+		w.V.Total[1] = total
+		if got := w.Only(w.Process(in), 1); got != want {
+			t.Errorf("%d bytes, 1000 of them in the first frame: %q, want %q", total, got, want)
+		}
 	}
 }
 
