@@ -369,7 +369,7 @@ func TestProgress(t *testing.T) {
 			}
 			_ = p.Conn.(*net.TCPConn).SetReadBuffer(4 << 20)
 			if rest := p.read(len(big) - n); strings.Contains(rest, "«") {
-				t.Errorf("a slow reader is cut off after %d bytes, %q", n, rest[len(rest)-20:])
+				t.Errorf("a slow reader is cut off after %d bytes, %q", n, rest[max(0, len(rest)-20):])
 			}
 		})
 		t.Run("a reader that stops", func(t *testing.T) {
