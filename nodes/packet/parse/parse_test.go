@@ -13,7 +13,7 @@ import (
 	"github.com/lbgraph/lbgraph/graph"
 	"github.com/lbgraph/lbgraph/io/packet"
 	"github.com/lbgraph/lbgraph/nodes/nodetest"
-	_ "github.com/lbgraph/lbgraph/nodes/packet/parse"
+	"github.com/lbgraph/lbgraph/nodes/packet/parse"
 )
 
 var be = binary.BigEndian
@@ -353,6 +353,7 @@ func among(t testing.TB, w *nodetest.Worker, name string, b []byte, output strin
 	}
 	at := len(b) % len(frames)
 	frames[at] = b
+	parse.Try(w.Node)
 	ans := w.Process(w.Load(frames...))
 	for i := range frames {
 		want, c := "next", columns{14, 34, 44, packet.DF, 6, packet.SYN, 0, 40000, 443}

@@ -4,13 +4,16 @@ package parse
 
 import (
 	"encoding/binary"
+	"maps"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"golang.org/x/sys/cpu"
 	"golang.org/x/sys/unix"
 
 	"github.com/lbgraph/lbgraph/io/packet"
+	"github.com/lbgraph/lbgraph/nodes/nodetest"
 )
 
 func needLanes(t *testing.T) {
@@ -81,6 +84,9 @@ func TestLanesAreWhatPlainIs(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(11, 11))
 	var a, b packet.Vector
 	a.Mem = make([]byte, 256*packet.Size)
+	cases := nodetest.Cases(t)
+	maps.DeleteFunc(cases, func(_ string, b []byte) bool { return len(b) > 160 })
+	names := slices.Sorted(maps.Keys(cases))
 	parsed, odd := 0, 0
 	for step := range 20000 {
 		n := 1 + rnd.IntN(packet.Size)
@@ -92,7 +98,11 @@ func TestLanesAreWhatPlainIs(t *testing.T) {
 		for i := range n {
 			a.Start[i] = uint32(256*((i+step)%packet.Size) + rnd.IntN(16))
 			f := a.Mem[a.Start[i]:][:160]
-			a.Len[i] = uint32(frame(rnd, f, rnd.IntN(rare) == 0))
+			change := rnd.IntN(rare) == 0
+			a.Len[i] = uint32(frame(rnd, f, change))
+			if change && rnd.IntN(3) == 0 { // another kind: IPv6, a fragment, with tags, with options, …
+				a.Len[i] = uint32(copy(f, cases[names[rnd.IntN(len(names))]]))
+			}
 			a.Total[i] = a.Len[i]
 			a.VIP[i], a.Backend[i], a.L3[i], a.L4[i], a.IPLen[i] = rnd.Uint32(), rnd.Uint32(), 1, 1, 1
 			a.Src[i], a.Dst[i] = packet.Addr{Hi: rnd.Uint64()}, packet.Addr{Hi: rnd.Uint64()}
@@ -130,6 +140,11 @@ func TestLanesAreWhatPlainIs(t *testing.T) {
 				want |= packet.All(group) << from
 			} else {
 				want |= plain(&b, from, from+group)
+			}
+			for i := from; i < from+group; i++ { // plain parses these, assembly does not
+				if binary.BigEndian.Uint16(a.Mem[a.Start[i]+12:]) == packet.EtherIPv6 {
+					want |= packet.Lane(i)
+				}
 			}
 			parsed += group
 		}
