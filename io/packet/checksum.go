@@ -15,7 +15,8 @@ import (
 func Sum(b []byte) uint32 {
 	// The sum does not mind the order of bytes but for its own (RFC 1071 §2), so words
 	// are read as they lie and the result is turned.
-	var s, c uint64
+	// Two sums: an addition with carry waits for the one before.
+	var s, t, c uint64
 	le := binary.LittleEndian
 	for len(b) >= 64 {
 		w := (*[64]byte)(b)
@@ -23,11 +24,12 @@ func Sum(b []byte) uint32 {
 		s, c = bits.Add64(s, le.Uint64(w[8:]), c)
 		s, c = bits.Add64(s, le.Uint64(w[16:]), c)
 		s, c = bits.Add64(s, le.Uint64(w[24:]), c)
-		s, c = bits.Add64(s, le.Uint64(w[32:]), c)
-		s, c = bits.Add64(s, le.Uint64(w[40:]), c)
-		s, c = bits.Add64(s, le.Uint64(w[48:]), c)
-		s, c = bits.Add64(s, le.Uint64(w[56:]), c)
 		s += c
+		t, c = bits.Add64(t, le.Uint64(w[32:]), 0)
+		t, c = bits.Add64(t, le.Uint64(w[40:]), c)
+		t, c = bits.Add64(t, le.Uint64(w[48:]), c)
+		t, c = bits.Add64(t, le.Uint64(w[56:]), c)
+		t += c
 		b = b[64:]
 	}
 	for len(b) >= 8 {
@@ -47,7 +49,7 @@ func Sum(b []byte) uint32 {
 	if len(b) == 1 {
 		last += uint64(b[0])
 	}
-	return uint32(bits.ReverseBytes16(fold64(s, last, 0)))
+	return uint32(bits.ReverseBytes16(fold64(s, last, t)))
 }
 
 // Fold folds a partial sum to 16 bits.
