@@ -446,7 +446,7 @@ func (w *Worker) gue(q unsafe.Pointer, off int, hash uint64, n uint32, inner int
 }
 
 // around is how many bytes on both sides of a packet's first byte write4 and write6
-// may touch.
+// may touch. Memory has more than twice as many, as each of its chunks has.
 const around = packet.MaxHeadroom
 
 // EtherTypes as the last two of eight bytes.

@@ -121,7 +121,7 @@ func TestLanesStayWithinTheSlices(t *testing.T) {
 func TestLanesOfLargeNumbers(t *testing.T) {
 	needLanes(t)
 	rnd := rand.New(rand.NewPCG(5, 7))
-	const service, pool, base = 70000, 1000, 200000
+	const service, pool, base = 70000, 66000, 200000
 	s := &state.Snapshot{
 		Services: make([]state.Service, service+1),
 		Pools:    make([]state.Pool, pool+1),

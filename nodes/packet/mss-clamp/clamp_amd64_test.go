@@ -203,4 +203,12 @@ func TestLanesStayWithinTheNumbers(t *testing.T) {
 			}
 		}
 	}
+	const last = 1<<16 + 1
+	mtus = make([]int32, last+1)
+	mtus[last] = 1476
+	syn(v, 0, 0, 1460, 1)
+	v.Backend[0] = last
+	if rest, lowered := clampLanes(v, 1, mtus); lowered != 1 || rest != 0 {
+		t.Errorf("backend %d: %d lowered, %x left", last, lowered, rest)
+	}
 }
