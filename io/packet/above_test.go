@@ -20,6 +20,11 @@ func TestAbove(t *testing.T) {
 		if rnd.IntN(2) == 0 {
 			limit = column[rnd.IntN(Size)]
 		}
+		for i := range column { // which bit makes the difference
+			if rnd.IntN(8) == 0 {
+				column[i] = limit ^ 1<<rnd.IntN(32)
+			}
+		}
 		in := [...]Lanes{All(Size), Lane(rnd.IntN(Size)), All(rnd.IntN(Size + 1)), Lanes(rnd.Uint64() & rnd.Uint64()), 0}[rnd.IntN(5)]
 		want := Lanes(0)
 		for i, x := range column {
