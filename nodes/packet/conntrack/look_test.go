@@ -109,17 +109,30 @@ func TestSlotPastTheSnapshot(t *testing.T) {
 	}
 }
 
-// A slot that an entry has no bits for is not entered.
+// A slot that an entry has no bits for is not entered; the last that it has bits for is, and
+// stands there.
 func TestSlotThatFitsNoEntry(t *testing.T) {
-	for _, service := range []int{web, six} {
-		for _, slot := range []uint32{state.MaxSlots, state.MaxSlots + 1, 1 << 20} {
-			r := newRig(t, nil)
-			r.load(0, flowTo(service, 1), syn, 0)
-			r.Process(1)
-			r.V.Backend[0], r.V.Slot[0], r.V.Flags[0] = 1, slot, r.V.Flags[0]|packet.Chosen
-			r.node().AfterSend(&r.V, 1)
-			if r.entries() != 0 {
-				t.Errorf("service %d: slot %d was entered", service, slot)
+	for _, plain := range []bool{hasPlain, false} {
+		for _, service := range []int{web, six} {
+			for slot, want := range map[uint32]int{state.MaxSlots - 1: 1, state.MaxSlots: 0, state.MaxSlots + 1: 0, 1 << 20: 0, 1 << 31: 0, 1<<32 - 1: 0} {
+				r := newRig(t, nil)
+				n := r.node()
+				n.plain = plain
+				r.load(0, flowTo(service, 1), syn, 0)
+				r.Process(1)
+				r.V.Backend[0], r.V.Slot[0], r.V.Flags[0] = 1, slot, r.V.Flags[0]|packet.Chosen
+				n.AfterSend(&r.V, 1)
+				if r.entries() != want {
+					t.Errorf("service %d, assembly %v: %d entries of slot %d", service, plain, r.entries(), slot)
+				}
+				checkTables(t, n)
+				id := n.ident(&r.V, 0, r.V.VIP[0], &n.cur.keys)
+				table := n.cur.of(&id)
+				if b, s := table.find(&id); s >= 0 {
+					if st, _ := table.bucket(b); slotOf(st[s]) != slot || stateOf(st[s]) != handshake {
+						t.Errorf("service %d, assembly %v: slot %d was entered as %d in state %d", service, plain, slot, slotOf(st[s]), stateOf(st[s]))
+					}
+				}
 			}
 		}
 	}
@@ -174,4 +187,116 @@ func TestEntersNoFlowTwice(t *testing.T) {
 		t.Errorf("%d entries", r.entries())
 	}
 	checkTables(t, n)
+}
+
+// inOneLine answers flows whose home is one line, the first with source 0.0.0.0: the lower
+// half of its key is 0.
+func (r *rigged) inOneLine(count int) (flows []flow) {
+	n := r.node()
+	first := flowTo(web, 1)
+	first.src = netip.IPv4Unspecified()
+	home := func(f flow) uint32 {
+		r.load(0, f, syn, 0)
+		return n.cur.compact.home(hashCompact(n.cur.compact.keys, keyOf(&r.V, 0)))
+	}
+	flows = append(flows, first)
+	for i, at := 0, home(first); len(flows) < count; i++ {
+		if f := flowTo(web, i); home(f) == at {
+			flows = append(flows, f)
+		}
+	}
+	return flows
+}
+
+// New flows of one vector for which the look-up found one place are all entered, whatever
+// the key of the one that got it.
+func TestNewFlowsOfOneLine(t *testing.T) {
+	for _, plain := range []bool{hasPlain, false} {
+		r := newRig(t, func(c *Config) { c.Entries = 1024 })
+		n := r.node()
+		n.plain = plain
+		flows := r.inOneLine(7)
+		for i, f := range flows {
+			r.load(i, f, syn, 0)
+		}
+		if hits := r.pass(packet.All(len(flows))); hits != 0 || r.entries() != len(flows) {
+			t.Errorf("assembly %v: hits %x, %d entries of %d flows", plain, hits, r.entries(), len(flows))
+		}
+		checkTables(t, n)
+		for i, f := range flows {
+			r.want("a flow of the line", f, ack, true)
+			if t.Failed() {
+				t.Fatalf("assembly %v, flow %d", plain, i)
+			}
+		}
+	}
+}
+
+// A line that the look-up found full has no place for it, also when it is empty by the time
+// the flow is entered: then it is looked at again.
+func TestLineIsFullAtLookUpOnly(t *testing.T) {
+	for _, plain := range []bool{hasPlain, false} {
+		r := newRig(t, func(c *Config) { c.Entries = 1024 })
+		n := r.node()
+		n.plain = plain
+		flows := r.inOneLine(6)
+		for _, f := range flows[:5] {
+			r.want("a flow of the line", f, syn, false)
+		}
+		f := flows[5]
+		r.load(0, f, syn, 0)
+		r.Process(1)
+		if p := n.batch.place[0]; p != 10 {
+			t.Fatalf("assembly %v: place %d in a full line", plain, p)
+		}
+		n.Flush(0)
+		r.V.Backend[0], r.V.Flags[0] = 1, packet.Chosen
+		n.AfterSend(&r.V, 1)
+		if r.entries() != 1 {
+			t.Errorf("assembly %v: %d entries", plain, r.entries())
+		}
+		checkTables(t, n)
+		r.want("the flow that was entered", f, ack, true)
+	}
+}
+
+// A flow that went on from its line is found before it is entered, also when the line has room
+// again: no flow is entered twice, whichever bit of the line's word over names it.
+func TestEntersNoFlowTwiceThatWentOn(t *testing.T) {
+	for _, plain := range []bool{hasPlain, false} {
+		for _, bits := range []uint32{0xff, 0xff00, 0xfff0000} {
+			r := newRig(t, func(c *Config) { c.Entries = 1024 })
+			n := r.node()
+			n.plain = plain
+			flows := r.inOneLine(5)
+			for _, f := range flows {
+				r.want("a flow of the line", f, syn, false)
+			}
+			l := &n.cur.compact
+			r.load(0, flows[0], syn, 0)
+			home := l.home(hashCompact(l.keys, keyOf(&r.V, 0)))
+			var gone flow
+			for i := 0; ; i++ {
+				gone = flowTo(web, i)
+				r.load(0, gone, syn, 0)
+				if h := hashCompact(l.keys, keyOf(&r.V, 0)); l.home(h) == home && overBit(h)&bits != 0 && !slices.Contains(flows, gone) {
+					break
+				}
+			}
+			was := r.want("a flow that goes on", gone, syn, false)
+			if over := l.lines[home].over; over&bits == 0 {
+				t.Fatalf("assembly %v: over is %x", plain, over)
+			}
+			n.wipe(n.cur, l, home, 2)
+			r.store.SetStatus(was, state.Down)
+			r.sync()
+			if is := r.want("a flow whose backend is down", gone, ack, false); is == was {
+				t.Errorf("assembly %v: backend %d again", plain, is)
+			}
+			if r.entries() != 5 || r.Counter("repinned") != 1 {
+				t.Errorf("assembly %v, bits %x: %d entries, %d repinned", plain, bits, r.entries(), r.Counter("repinned"))
+			}
+			checkTables(t, n)
+		}
+	}
 }
