@@ -1,6 +1,7 @@
 package conntrack
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"testing"
@@ -13,7 +14,14 @@ import (
 // A flow is entered under the key that it has when it is sent, also by a vector whose
 // lanes were not looked up, or were looked up as something else.
 func TestEntersLanesThatWereNotLookedUp(t *testing.T) {
+	for _, plain := range []bool{hasPlain, false} {
+		t.Run(fmt.Sprint("assembly ", plain), func(t *testing.T) { entersLanesThatWereNotLookedUp(t, plain) })
+	}
+}
+
+func entersLanesThatWereNotLookedUp(t *testing.T, plain bool) {
 	r := newRig(t, nil)
+	r.node().plain = plain
 	r.load(0, flowTo(web, 1), syn, 0)
 	r.pass(1)
 	f := flowTo(web, 2)
@@ -34,7 +42,14 @@ func TestEntersLanesThatWereNotLookedUp(t *testing.T) {
 // A service that leads to another pool since its packet was looked up takes its flow
 // over from the number that it had.
 func TestEntersWhatIsNotPlainAnyMore(t *testing.T) {
+	for _, plain := range []bool{hasPlain, false} {
+		t.Run(fmt.Sprint("assembly ", plain), func(t *testing.T) { entersWhatIsNotPlainAnyMore(t, plain) })
+	}
+}
+
+func entersWhatIsNotPlainAnyMore(t *testing.T, plain bool) {
 	r := newRig(t, nil)
+	r.node().plain = plain
 	f := flowTo(web, 1)
 	was, _ := r.State().Match(packet.AddrOf(flowTo(green, 1).dst), 6, 443)
 	r.load(0, f, syn, 0)
@@ -140,18 +155,28 @@ func TestSlotThatFitsNoEntry(t *testing.T) {
 
 // A flow whose service went away while its packet was on the way is not entered.
 func TestDeadServiceIsNotEntered(t *testing.T) {
+	for _, plain := range []bool{hasPlain, false} {
+		t.Run(fmt.Sprint("assembly ", plain), func(t *testing.T) { deadServiceIsNotEntered(t, plain) })
+	}
+}
+
+func deadServiceIsNotEntered(t *testing.T, plain bool) {
 	for _, service := range []int{web, six} {
 		r := newRig(t, nil)
+		r.node().plain = plain
 		r.load(0, flowTo(service, 1), syn, 0)
 		r.Process(1)
 		s := r.State()
 		next := &state.Snapshot{Services: s.Services, Pools: s.Pools, Backends: s.Backends, Words: s.Words, Infos: slices.Clone(s.Infos)}
 		next.Infos[r.V.VIP[0]] = state.ServiceInfo{}
-		r.r.Publish(next)
-		r.V.Backend[0], r.V.Flags[0] = 1, r.V.Flags[0]|packet.Chosen
-		r.node().AfterSend(&r.V, 1)
-		if r.entries() != 0 {
-			t.Errorf("service %d: %d entries", service, r.entries())
+		shorter := &state.Snapshot{Services: s.Services, Pools: s.Pools, Backends: s.Backends, Words: s.Words, Infos: s.Infos[:r.V.VIP[0]]}
+		for _, s := range []*state.Snapshot{next, shorter} {
+			r.r.Publish(s)
+			r.V.Backend[0], r.V.Flags[0] = 1, r.V.Flags[0]|packet.Chosen
+			r.node().AfterSend(&r.V, 1)
+			if r.entries() != 0 {
+				t.Errorf("service %d: %d entries", service, r.entries())
+			}
 		}
 	}
 }
@@ -159,8 +184,15 @@ func TestDeadServiceIsNotEntered(t *testing.T) {
 // What a vector's look-up found to be free is not what it was once flows were entered: no
 // flow is entered twice.
 func TestEntersNoFlowTwice(t *testing.T) {
+	for _, plain := range []bool{hasPlain, false} {
+		t.Run(fmt.Sprint("assembly ", plain), func(t *testing.T) { entersNoFlowTwice(t, plain) })
+	}
+}
+
+func entersNoFlowTwice(t *testing.T, plain bool) {
 	// A minute sweeps all of a small table more than once, whichever line it is.
 	r := newRig(t, func(c *Config) { c.Entries = 1024 })
+	r.node().plain = plain
 	n := r.node()
 	home := func(f flow) uint32 {
 		r.load(0, f, syn, 0)
@@ -297,6 +329,81 @@ func TestEntersNoFlowTwiceThatWentOn(t *testing.T) {
 				t.Errorf("assembly %v, bits %x: %d entries, %d repinned", plain, bits, r.entries(), r.Counter("repinned"))
 			}
 			checkTables(t, n)
+		}
+	}
+}
+
+// A vector with more new flows than there is room for fills the table and no more, also where
+// lines that keys went on from have room: the same by both ways.
+func TestRoomEndsWithinAVector(t *testing.T) {
+	set := func(c *Config) { c.Entries, c.Timeouts.TCPHandshake = 1024, time.Hour }
+	fast, slow := newRig(t, set), newRig(t, set)
+	slow.node().plain = false
+	slow.node().cur.keys = fast.node().cur.keys
+	const entries = 1024
+	next := 0
+	for round := range 40 {
+		from := next
+		for _, r := range []*rigged{fast, slow} {
+			n := r.node()
+			next = from
+			for ; n.cur.used() < entries; next++ {
+				r.send(flowTo(web, next), syn)
+			}
+			// Places that no sweep has seen yet, also in lines that are spoken of as full.
+			l := &n.cur.compact
+			for b, free := uint32(0), 0; free < 20+round%20; b += 3 {
+				if st, over := l.bucket(b % l.size()); st[round%5] != 0 && (*over != 0 || b >= l.size()) {
+					n.wipe(n.cur, l, b%l.size(), round%5)
+					free++
+				}
+			}
+			for i := range packet.Size {
+				r.load(i, flowTo(web, next+i), syn, 0)
+			}
+			next += packet.Size
+			r.pass(packet.All(packet.Size))
+			if used := n.cur.used(); used != entries {
+				t.Fatalf("round %d, assembly %v: %d entries of %d", round, n.plain, used, entries)
+			}
+			checkTables(t, n)
+		}
+		if !slices.Equal(fast.node().cur.compact.lines, slow.node().cur.compact.lines) {
+			t.Fatalf("round %d: the table differs with assembly", round)
+		}
+	}
+	for c, x := range fast.Counters {
+		if y := slow.Counters[c]; x != y {
+			t.Errorf("counter %v is %d, without assembly %d", c, x, y)
+		}
+	}
+}
+
+// An entry begins with the time of its protocol's class, whose clocks tick apart.
+func TestEntersWithTheClockOfItsClass(t *testing.T) {
+	for _, plain := range []bool{hasPlain, false} {
+		for class, proto := range []uint8{tcp: packet.ProtoTCP, udp: packet.ProtoUDP, other: packet.ProtoGRE} {
+			r := newRig(t, func(c *Config) {
+				c.Timeouts.TCPHandshake, c.Timeouts.UDP, c.Timeouts.Other = 5*time.Second, 10*time.Minute, 10*time.Hour
+			})
+			n := r.node()
+			n.plain = plain
+			r.Clock += int64(time.Hour)
+			r.load(0, flowTo(web, 1), syn, 0)
+			s := r.State()
+			next := &state.Snapshot{Services: s.Services, Pools: s.Pools, Backends: s.Backends, Words: s.Words, Infos: slices.Clone(s.Infos)}
+			info := &next.Infos[r.V.VIP[0]]
+			info.Proto, info.Plain = proto, uint64(info.Base)<<8|uint64(class)<<2
+			r.r.Publish(next)
+			r.V.Proto[0] = proto
+			if hits := r.pass(1); hits != 0 || r.entries() != 1 {
+				t.Fatalf("assembly %v, class %d: hits %x, %d entries", plain, class, hits, r.entries())
+			}
+			id := n.ident(&r.V, 0, r.V.VIP[0], &n.cur.keys)
+			b, p := n.cur.compact.find(&id)
+			if w := n.cur.compact.lines[b].st[p]; uint16(w) != n.clk.now[class<<2|handshake] {
+				t.Errorf("assembly %v, class %d: stamp %d, clocks %d", plain, class, uint16(w), n.clk.now)
+			}
 		}
 	}
 }
