@@ -24,14 +24,15 @@ const (
 	vectorIPLen   = unsafe.Offsetof(packet.Vector{}.IPLen)
 	vectorFlags   = unsafe.Offsetof(packet.Vector{}.Flags)
 	vectorBackend = unsafe.Offsetof(packet.Vector{}.Backend)
-
-	etherLen = packet.EtherLen
-	v6, df   = packet.V6, packet.DF
-	notInner = ^(packet.Later | packet.ICMP)
+	etherLen      = packet.EtherLen
+	v6, df        = packet.V6, packet.DF
+	notInner      = ^(packet.Later | packet.ICMP)
 )
 
-// The assembly multiplies by 64, and takes a NoFrame for all ones.
+// The assembly has MAC addresses in twelve bytes before the EtherType, multiplies by 64, and takes
+// a NoFrame for all ones.
 const (
+	_ = uint(etherLen-14) + uint(14-etherLen)
 	_ = uint(unsafe.Sizeof(template{})-64) + uint(64-unsafe.Sizeof(template{}))
 	_ = uint(packet.NoFrame - ^uint32(0))
 )

@@ -17,30 +17,25 @@ var hasLanes = cpu.X86.HasBMI1 && cpu.X86.HasBMI2
 
 // What the assembly knows of other packages. A change there changes it here.
 const (
-	vectorFlags   = unsafe.Offsetof(packet.Vector{}.Flags)
-	vectorHash    = unsafe.Offsetof(packet.Vector{}.Hash)
-	vectorVIP     = unsafe.Offsetof(packet.Vector{}.VIP)
-	vectorBackend = unsafe.Offsetof(packet.Vector{}.Backend)
-	vectorSlot    = unsafe.Offsetof(packet.Vector{}.Slot)
-
-	services = unsafe.Offsetof(state.Snapshot{}.Services)
-	pools    = unsafe.Offsetof(state.Snapshot{}.Pools)
-	infos    = unsafe.Offsetof(state.Snapshot{}.Infos)
-	words    = unsafe.Offsetof(state.Snapshot{}.Words)
-
+	vectorFlags     = unsafe.Offsetof(packet.Vector{}.Flags)
+	vectorHash      = unsafe.Offsetof(packet.Vector{}.Hash)
+	vectorVIP       = unsafe.Offsetof(packet.Vector{}.VIP)
+	vectorBackend   = unsafe.Offsetof(packet.Vector{}.Backend)
+	vectorSlot      = unsafe.Offsetof(packet.Vector{}.Slot)
+	services        = unsafe.Offsetof(state.Snapshot{}.Services)
+	pools           = unsafe.Offsetof(state.Snapshot{}.Pools)
+	infos           = unsafe.Offsetof(state.Snapshot{}.Infos)
+	words           = unsafe.Offsetof(state.Snapshot{}.Words)
 	serviceSize     = unsafe.Sizeof(state.Service{})
 	servicePool     = unsafe.Offsetof(state.Service{}.Pool)
 	serviceAffinity = unsafe.Offsetof(state.Service{}.Affinity)
-
-	poolSize  = unsafe.Sizeof(state.Pool{})
-	poolTable = unsafe.Offsetof(state.Pool{}.Table)
-	poolSeed  = unsafe.Offsetof(state.Pool{}.Seed)
-
-	infoSize = unsafe.Sizeof(state.ServiceInfo{})
-	infoBase = unsafe.Offsetof(state.ServiceInfo{}.Base)
-
-	isChosen = packet.Chosen
-	selectK  = state.SelectK
+	poolSize        = unsafe.Sizeof(state.Pool{})
+	poolTable       = unsafe.Offsetof(state.Pool{}.Table)
+	poolSeed        = unsafe.Offsetof(state.Pool{}.Seed)
+	infoSize        = unsafe.Sizeof(state.ServiceInfo{})
+	infoBase        = unsafe.Offsetof(state.ServiceInfo{}.Base)
+	isChosen        = packet.Chosen
+	selectK         = state.SelectK
 )
 
 // The assembly multiplies by 24, and takes a Word apart as Word.Load does.

@@ -22,11 +22,10 @@ const (
 	vectorFlags   = unsafe.Offsetof(packet.Vector{}.Flags)
 	vectorProto   = unsafe.Offsetof(packet.Vector{}.Proto)
 	vectorBackend = unsafe.Offsetof(packet.Vector{}.Backend)
-
-	tcp      = packet.ProtoTCP
-	tcpLen   = packet.TCPLen
-	headers  = packet.IPv4Len + packet.TCPLen
-	mssFirst = optionLen<<8 | kindMSS // as they stand in memory
+	tcp           = packet.ProtoTCP
+	tcpLen        = packet.TCPLen
+	headers       = packet.IPv4Len + packet.TCPLen
+	mssFirst      = optionLen<<8 | kindMSS // as they stand in memory
 )
 
 // clampLanes is plain, for backends of which mtus, by number, has what they take. It answers
