@@ -273,8 +273,9 @@ func (f *figure) take() (here, reference []float64, err error) {
 }
 
 // least are the ratios to the reference that any machine must show, so that a fall below
-// tells of a fault. A Xeon guest gives 1.7, 3.5 and 3.1 at least, busy or not; on an EPYC guest
-// the third was two thirds of the Xeon's. goal is what the project wants.
+// tells of a fault. A Xeon guest gives 1.7, 3.5 and 3.1 at least, busy or not. Code that gave
+// 2.6 there for the third gave 2.0 to 2.8 on an EPYC guest, which was not asked since. goal is
+// what the project wants.
 var least = []struct {
 	name        string
 	ratio, goal float64

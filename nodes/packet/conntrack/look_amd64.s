@@ -3,6 +3,18 @@
 #include "go_asm.h"
 #include "textflag.h"
 
+// KEY makes of the service in service the key of a lane, with source port and source address, as
+// keyOf does. place may be key; service does not stay.
+#define KEY(lane, service, key, place) \
+	SHLQ $48, service                         \
+	MOVWLZX const_vectorSPort(SI)(lane*2), key \
+	SHLQ $32, key                             \
+	ORQ  key, service                         \
+	MOVQ lane, place                          \
+	SHLQ $4, place                            \
+	MOVL const_vectorSrc(SI)(place*1), key    \
+	ORQ  service, key
+
 // func formPlain(b *batch, t *table, v *packet.Vector, infos []state.ServiceInfo, from, to int) (bad packet.Lanes)
 //
 // BX batch, SI vector, DI infos, R8 their number, R9 lane, R10 end, R11 keys, R12 lines,
@@ -36,15 +48,7 @@ loop:
 	ORQ  AX, DX
 	MOVQ DX, batch_about(BX)(R9*8)
 
-	// The key: service, source port, source address.
-	SHLQ $48, CX
-	MOVWLZX const_vectorSPort(SI)(R9*2), AX
-	SHLQ $32, AX
-	ORQ  AX, CX
-	MOVQ R9, R15
-	SHLQ $4, R15
-	MOVL const_vectorSrc(SI)(R15*1), AX
-	ORQ  CX, AX
+	KEY(R9, CX, AX, R15)
 
 home:
 	MOVQ AX, batch_key(BX)(R9*8)
@@ -224,16 +228,9 @@ loop:
 	CMPL DX, $const_maxSlots
 	JAE  next
 
-	// The key, as in formPlain: what the look-up found out is of this flow.
-	MOVL const_vectorVIP(SI)(CX*4), AX
-	SHLQ $48, AX
-	MOVWLZX const_vectorSPort(SI)(CX*2), R12
-	SHLQ $32, R12
-	ORQ  R12, AX
-	MOVQ CX, R12
-	SHLQ $4, R12
-	MOVL const_vectorSrc(SI)(R12*1), R12
-	ORQ  R12, AX
+	// What the look-up found out is of this flow.
+	MOVL const_vectorVIP(SI)(CX*4), R12
+	KEY(CX, R12, AX, AX)
 	CMPQ AX, batch_key(BX)(CX*8)
 	JNE  later
 	CMPQ AX, $const_noKey

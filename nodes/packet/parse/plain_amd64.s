@@ -100,6 +100,26 @@ GLOBL join<>(SB), RODATA|NOPTR, $32
 	PREFETCHT0 (DI)(AX*1)                      \
 	PREFETCHT0 -64(DI)(AX*1)
 
+// COLUMNS puts the four dwords from byte at on of all eight packets into a, b, c and d, whose
+// lower halves are xa … xd, a dword of all to a register; e … h are scratch.
+#define COLUMNS(at, xa, xb, xc, xd, a, b, c, d, e, f, g, h) \
+	VMOVDQU at(DI)(AX*1), xa \
+	VMOVDQU at(DI)(BX*1), xb \
+	VMOVDQU at(DI)(CX*1), xc \
+	VMOVDQU at(DI)(DX*1), xd \
+	VINSERTI128 $1, at(DI)(R10*1), a, a \
+	VINSERTI128 $1, at(DI)(R11*1), b, b \
+	VINSERTI128 $1, at(DI)(R12*1), c, c \
+	VINSERTI128 $1, at(DI)(R13*1), d, d \
+	VPUNPCKLDQ b, a, e \
+	VPUNPCKHDQ b, a, f \
+	VPUNPCKLDQ d, c, g \
+	VPUNPCKHDQ d, c, h \
+	VPUNPCKLQDQ g, e, a \
+	VPUNPCKHQDQ g, e, b \
+	VPUNPCKLQDQ h, f, c \
+	VPUNPCKHQDQ h, f, d
+
 // func plainLanes(v *packet.Vector, n int) (others packet.Lanes)
 //
 // Eight lanes at a time: dword k of their headers, from the two bytes before the EtherType
@@ -153,40 +173,9 @@ asked:
 	MOVL (const_vectorStart+28)(SI)(R8*4), R13
 
 	// Bytes 10 … 25: Y0 EtherType, Y1 version to length, Y2 ID and fragment, Y3 TTL to checksum.
-	VMOVDQU 10(DI)(AX*1), X0
-	VMOVDQU 10(DI)(BX*1), X1
-	VMOVDQU 10(DI)(CX*1), X2
-	VMOVDQU 10(DI)(DX*1), X3
-	VINSERTI128 $1, 10(DI)(R10*1), Y0, Y0
-	VINSERTI128 $1, 10(DI)(R11*1), Y1, Y1
-	VINSERTI128 $1, 10(DI)(R12*1), Y2, Y2
-	VINSERTI128 $1, 10(DI)(R13*1), Y3, Y3
-	VPUNPCKLDQ Y1, Y0, Y4
-	VPUNPCKHDQ Y1, Y0, Y5
-	VPUNPCKLDQ Y3, Y2, Y6
-	VPUNPCKHDQ Y3, Y2, Y7
-	VPUNPCKLQDQ Y6, Y4, Y0
-	VPUNPCKHQDQ Y6, Y4, Y1
-	VPUNPCKLQDQ Y7, Y5, Y2
-	VPUNPCKHQDQ Y7, Y5, Y3
-
 	// Bytes 26 … 41: Y4 source, Y5 destination, Y6 ports, Y7 UDP length.
-	VMOVDQU 26(DI)(AX*1), X4
-	VMOVDQU 26(DI)(BX*1), X5
-	VMOVDQU 26(DI)(CX*1), X6
-	VMOVDQU 26(DI)(DX*1), X7
-	VINSERTI128 $1, 26(DI)(R10*1), Y4, Y4
-	VINSERTI128 $1, 26(DI)(R11*1), Y5, Y5
-	VINSERTI128 $1, 26(DI)(R12*1), Y6, Y6
-	VINSERTI128 $1, 26(DI)(R13*1), Y7, Y7
-	VPUNPCKLDQ Y5, Y4, Y8
-	VPUNPCKHDQ Y5, Y4, Y9
-	VPUNPCKLDQ Y7, Y6, Y10
-	VPUNPCKHDQ Y7, Y6, Y11
-	VPUNPCKLQDQ Y10, Y8, Y4
-	VPUNPCKHQDQ Y10, Y8, Y5
-	VPUNPCKLQDQ Y11, Y9, Y6
-	VPUNPCKHQDQ Y11, Y9, Y7
+	COLUMNS(10, X0, X1, X2, X3, Y0, Y1, Y2, Y3, Y4, Y5, Y6, Y7)
+	COLUMNS(26, X4, X5, X6, X7, Y4, Y5, Y6, Y7, Y8, Y9, Y10, Y11)
 
 	// Bytes 46 … 49: Y8 TCP offset and flags.
 	VMOVD 46(DI)(AX*1), X8
