@@ -57,11 +57,14 @@ func TestCI(t *testing.T) {
 	}
 	const assembly = " ./io/prefetch ./io/packet ./io/encap ./nodes/packet/parse ./nodes/packet/gre-encap"
 	const emulated = "GOARCH=arm64 go test -short -exec qemu-aarch64-static"
+	const onAMD64 = "go test -short -exec qemu-x86_64-static -cpu "
+	const lanes = " ./io/packet ./io/encap ./nodes/packet/parse ./nodes/packet/maglev-select ./nodes/packet/mss-clamp"
 	at := 0
 	for _, want := range []string{
 		"install test", "make test SUMFLAGS=-strict", "make demo", "make lint", "make gen", "git diff --stat --exit-code", "git status --porcelain",
 		"GOARCH=arm64 go build ./...", "GOARCH=arm64 go vet ./...",
 		emulated + assembly, emulated + " -run Oracle|Traffic|Misses ./bench", "go test -short -tags purego" + assembly + " ./nodes/packet/conntrack ./nodes/packet/maglev-select ./nodes/packet/mss-clamp",
+		onAMD64 + "max -run Lanes|Plain|Above|AllChecksums" + lanes + " ./nodes/packet/conntrack", onAMD64 + "qemu64" + lanes,
 		"go test -run ^$ -bench . -benchtime 1x -benchmem ./...", "go run ./bench/figures -check", "fuzz 5s FuzzParse FuzzLoad FuzzReader", "make check",
 	} {
 		i := slices.Index(calls[at:], want)
